@@ -117,7 +117,7 @@ def spread_tasks(number: int) -> list[str]:
 
 
 class Life:
-    """Groups of one run, from admission to the checkpoint. `all_us`: CPU time of all nodes for a group, in µs."""
+    """Groups of one run, from admission to the checkpoint. `all_us` is the CPU time of all nodes for a group, in µs."""
 
     def __init__(
         self,

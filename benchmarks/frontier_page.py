@@ -176,8 +176,8 @@ def write_results(
 ) -> None:
     """Write the picture, the JSON and the last section of `frontier.md` into `docs`.
 
-    `before`: held-out reward of each seed's initial model. `parity`: the steps compared, and the largest difference of
-    a logprob, in nats. `note` follows the tables.
+    `before` has the held-out reward of each seed's initial model. `parity` has the steps compared, and the largest
+    difference of a logprob, in nats. `note` follows the tables.
     """
     usual_rate = outcomes[0].learning_rate
     usual = [cell for cell in outcomes if cell.learning_rate == usual_rate]

@@ -132,7 +132,8 @@ def measure_wait(size: Size) -> Result:
 
 
 class RanksSide:
-    """All ranks take the batch of step 1. `read_bytes`: what the server has sent them, per repetition."""
+    """All ranks take the batch of step 1. `read_bytes` counts the bytes that the server has sent them, per
+    repetition."""
 
     def __init__(self, buffer: Buffer, ranks: Sequence["subprocess.Popen[str]"], how: str) -> None:
         self.read_bytes: list[float] = []

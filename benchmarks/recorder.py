@@ -88,7 +88,7 @@ def record_batch(folder: Path, batch: Batch) -> None:
 
 
 def train_recorded(file: Path, limit: float) -> None:
-    """Train by a settings file, as `rollq train` does, and record beside it. `limit`: see `LogprobCheck`."""
+    """Train by a settings file, as `rollq train` does, and record beside it. `limit` is described in `LogprobCheck`."""
     settings = load_settings(file)
     trainer = settings.trainer
     assert trainer is not None

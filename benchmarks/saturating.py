@@ -94,7 +94,7 @@ class SaturatingEngine(simulated.SimulatedEngine):
     """`SimulatedEngine` with lengths by sample, and with a record of what it does in the file `record`."""
 
     def __init__(self, record: str, group_size: int = GROUP_SIZE, by_row: bool = False, **options: Any) -> None:
-        """`by_row`: the row of the prompt decides the length of all its answers."""
+        """With `by_row`, the row of the prompt decides the length of all its answers."""
         settings = simulated.SimulatedSettings(**options)
         super().__init__(settings)
         self._record = Path(record).open("a", buffering=1)  # noqa: SIM115 - until the process ends

@@ -70,10 +70,9 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The workers, the task and the trainer. `lengths` in tokens; each sample draws one.
-
-    `known_prompts`: there are only this many prompts, whose answers all have the length of their row, and their
-    statistics are kept. `groups_in_flight` is the setting of a tree that admits by group; None leaves it out.
+    """The workers, the task and the trainer. `lengths` are in tokens; each sample draws one. With `known_prompts`,
+    there are only that many prompts, all answers to a prompt have the length of its row, and statistics are kept.
+    `groups_in_flight` is the setting of a tree that admits by group; None leaves it out.
     """
 
     gpus: tuple[Gpu, ...]
@@ -104,7 +103,7 @@ class Step:
 
 @dataclass(slots=True)
 class Roles:
-    """The processes of a run. `steps` grows while they train. `spread`: the task's setting; None leaves it out."""
+    """The processes of a run. `steps` grows while they train. `spread` is the task's setting; None leaves it out."""
 
     plan: Plan
     folder: Path

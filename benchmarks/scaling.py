@@ -130,7 +130,8 @@ def warm_up(max_staleness: int) -> int:
 
 
 def run_sides(plan: Plan, score: Score, by_group: int | None = None) -> dict[str, dict[str, float]]:
-    """The figures of a plan on each tree. `by_group`: groups that a worker of the other tree may hold."""
+    """The figures of a plan on each tree. `by_group` is the number of groups that a worker of the other tree may
+    hold."""
     sides = {}
     for name, tree in trees().items():
         with started(replace(plan, groups_in_flight=by_group) if name else plan, Path(tree)) as roles:

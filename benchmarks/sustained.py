@@ -88,7 +88,8 @@ def measure(quick: bool) -> list[Result]:
 
 
 class Trainer:
-    """The producer's and the trainer's calls. `trained_at_s`: when each batch was committed, after the start."""
+    """The producer's and the trainer's calls. `trained_at_s` has the time when each batch was committed, counted from
+    the start."""
 
     def __init__(self, buffer: Buffer, epoch: TrainerEpoch, rules: TaskRules) -> None:
         self.trained_at_s: list[float] = []

@@ -1,7 +1,6 @@
-"""The buffer as each role may use it: who may call what, checked by mypy.
-
-Each class adds up the groups of calls that one role needs. `Buffer` has them all, so a `Buffer` can be passed wherever
-one of these is expected; saving and restoring are the operator's, who has a `Buffer`.
+"""The buffer as each role may use it, checked by mypy. Each class combines the groups of calls that one role needs.
+`Buffer` has all calls, so a `Buffer` can be passed wherever one of these classes is expected. Only the operator, who
+has a `Buffer`, saves and restores.
 """
 
 from rollq.buffer.calls.admission import Admission

@@ -49,8 +49,9 @@ def explain(
 ) -> list[str]:
     """One line per problem that validating a `model` found.
 
-    With `model`, unknown keys come with the allowed ones. `origins`: key path -> environment variable of its value.
-    `place` gives the place in the user's file of a location in the model, where the two differ.
+    With `model`, the line about an unknown key lists the allowed keys. `origins` maps the path of a key to the
+    environment variable of its value. `place` converts a location in the model to a place in the user's file, where the
+    two differ.
     """
     return [_line(details, model, origins or {}, place) for details in error.errors(include_url=False)]
 

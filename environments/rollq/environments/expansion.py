@@ -26,8 +26,8 @@ MERGED: Final = {"agent_loop": "agent_options", "judge": "judge_options"}
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One `env` of a settings file. `left_out`: evaluations of the same environment; their rows are excluded. `folder`:
-    the base of its relative paths, the folder of `rollq.toml`."""
+    """One `env` of a settings file. `left_out` are evaluations of the same environment; their rows are excluded.
+    `folder` is the base of its relative paths, the folder of `rollq.toml`."""
 
     env: str
     options: Mapping[str, Any]
@@ -72,8 +72,8 @@ class Environment:
 class Expanded:
     """The content of `rollq.toml`, flat tables, with the keys that each `env` sets.
 
-    `environments`: by table, `tasks` or `evaluations`, and name. `problems`: a line for each `env` that cannot be
-    expanded.
+    `environments` are listed by table, `tasks` or `evaluations`, and name. `problems` has a line for each `env` that
+    cannot be expanded.
     """
 
     data: dict[str, Any]

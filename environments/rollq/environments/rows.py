@@ -36,8 +36,8 @@ REPORT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The number of rows in a file, and of rows that were left out as repeats or as rows of an evaluation. `unstable`:
-    how many of the first rows differ under another hash seed."""
+    """The number of rows in a file, and of rows that were left out as repeats or as rows of an evaluation. `unstable`
+    counts the first rows that differ under another hash seed."""
 
     rows: int
     repeated: int
@@ -117,8 +117,8 @@ def first_row(environment: Environment) -> dict[str, Any]:
 def unstable_rows(
     environment: Environment, most: int, made: Sequence[Mapping[str, Any]] = (), limit: TimeLimit | None = None
 ) -> int:
-    """How many of the first rows differ under another hash seed. `made`: the first rows, if already made. `limit`: for
-    making them again."""
+    """How many of the first rows differ under another hash seed. `made` are the first rows, if they are made already.
+    `limit` limits the time for making them again."""
     first = made[:most]
     if not first:
         with closing(made_rows(environment)) as rows:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class TimeLimit:
-    """A limit in seconds. `is_over`: whether it has ended a process."""
+    """A limit in seconds. `is_over` says whether it has ended a process."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s

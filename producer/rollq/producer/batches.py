@@ -42,9 +42,9 @@ class BatchResult:
 class OverRollout:
     """Ends a batch without its slowest groups: `grace_s` seconds after ceil(size x (1 - `ratio`)) groups have finished.
 
-    `partial_groups`: also count slower groups with `min_valid_samples` finished samples; their other samples are stored
-    as failed. Long samples are then missing more often than short samples. It also applies to `min_wait_num` and to an
-    evaluation's timeout, and makes `finalize` take up to five seconds longer. It has no effect without
+    With `partial_groups`, slower groups with `min_valid_samples` finished samples count too; their other samples are
+    stored as failed. Long samples are then missing more often than short samples. It also applies to `min_wait_num` and
+    to an evaluation's timeout, and makes `finalize` take up to five seconds longer. It has no effect without
     `min_valid_samples`, since all samples are needed then.
 
     Raises `ConfigError` for a ratio outside [0, 1).

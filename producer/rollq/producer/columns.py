@@ -118,7 +118,7 @@ class Columns:
         """Convert a row to a prompt without images, and its images. Raises `ValueError` with the column and its
         problem.
 
-        `fills_gaps`: the row's table writes nulls for names that its objects lack."""
+        `fills_gaps` says that the row's table writes nulls for names that its objects lack."""
         content, ids = look_up(row, self.prompt_field), look_up(row, self.ids_field)
         field = self.prompt_field
         if content is None and (content := row.get(_MESSAGES)) is not None:

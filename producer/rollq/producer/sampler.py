@@ -46,8 +46,8 @@ class Sampler:
         shards: int = 1,
         passes: int | None = None,
     ) -> None:
-        """`max_bad_rows`: see `UsableRows`. `order` defaults to `Shuffle`; `stats_of` is required by an order that uses
-        statistics.
+        """`max_bad_rows` is described in `UsableRows`. `order` defaults to `Shuffle`; `stats_of` is required by an
+        order that uses statistics.
 
         With several `shards` of the same source, seeds and order, shard `number` (from 1) takes the rows whose number
         is `number - 1` modulo `shards`, in the common order. There must be a row for each shard. Prompts end after

@@ -49,7 +49,8 @@ class TaskState:
 class SchedulePlan:
     """A plan to schedule groups until `outstanding` is `target`, first from `pools` in order, then new prompts.
 
-    `last_step` is the train step of the last group. `reason`: why no groups may be scheduled; empty if some may.
+    `last_step` is the train step of the last group. `reason` says why no groups may be scheduled, and is empty if some
+    may.
     """
 
     target: int

@@ -57,8 +57,8 @@ class UsableRows:
     rows that were excluded by hand."""
 
     def __init__(self, source: PromptSource, max_bad_rows: float, count: int | None = None) -> None:
-        """`max_bad_rows`: the share of rows that may be unusable; 1: all but one. `count`: how many rows of the source
-        are read; default: all."""
+        """`max_bad_rows` is the share of rows that may be unusable; 1 means all but one. `count` is the number of rows
+        that are read from the source, by default all."""
         self.source = source
         self.count = source.rows if count is None else count
         self.bad: set[int] = set()

@@ -98,7 +98,7 @@ class Worker:
         *,
         freeze: bool = False,
     ) -> None:
-        """`freeze`: see `EngineHost`."""
+        """`freeze` is described in `EngineHost`."""
         name = incarnation_name(settings.name or short_host())
         self._engine_name = settings.engine
         self._draining = False

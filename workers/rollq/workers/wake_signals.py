@@ -18,7 +18,7 @@ class Signal:
     """A reason for one waiting part to check again."""
 
     def __init__(self, rest_s: float = 0.0) -> None:
-        """`rest_s`: minimum pause before each wait."""
+        """`rest_s` is the minimum pause before each wait."""
         self._event = asyncio.Event()
         self._rest_s = rest_s
 

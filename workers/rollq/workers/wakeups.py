@@ -26,7 +26,8 @@ class Wakeups:
     def __init__(
         self, calls: BufferCalls, signals: Signals, others: Mapping[str, Callable[[Any], object]] | None = None
     ) -> None:
-        """`others`: other channels by name, with the function called for each message, in the listening thread."""
+        """`others` maps the names of other channels to the functions that are called for each message, in the listening
+        thread."""
         self._calls = calls
         self._signals = signals
         self._others = dict(others or {})

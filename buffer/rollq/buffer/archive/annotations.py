@@ -1,4 +1,4 @@
-"""Reads what a trainer has written beside the archive: values for each token that it trained."""
+"""Reads the values that a trainer has written beside the archive for each token that it trained."""
 
 import re
 import time
@@ -13,9 +13,9 @@ from rollq.buffer.archive.schema import check_version, parquet
 from rollq.buffer.errors import ArchiveError
 
 LISTED_S = 5.0
-"""How long a listing of the files is reused; it lacks steps trained since."""
+"""How long a listing of the files is reused, in seconds; it lacks steps that were trained later."""
 GROUPS_KEPT = 16
-"""Groups whose values are kept in memory."""
+"""The number of groups whose values are kept in memory."""
 _NAME = re.compile(r"step-(\d+)-(\d+)-\d+-\d+\.parquet")
 _OF_A_ROW = {"run", "task", "group_id", "sample", "segment", "step", "trainer_epoch", "advantage"}
 
@@ -26,7 +26,7 @@ Values = Sequence[float | bool | None]
 class Annotation:
     """A trainer's values of one segment of a sample.
 
-    `values` by name have an item for each response token, None for those that were not trained.
+    `values`, by name, have an item for each response token, None for tokens that were not trained.
     """
 
     advantage: float | None = None
@@ -34,14 +34,14 @@ class Annotation:
 
 
 Annotations = Mapping[tuple[int, int], Annotation]
-"""Index of the sample and of its segment -> what was written."""
+"""Index of the sample and of its segment -> the values that were written."""
 
 
 class AnnotationReader:
     """The annotations of one incarnation of a run. For one thread."""
 
     def __init__(self, url: str, run: str, incarnation: str) -> None:
-        """`url`: of the archive, in which each run has a folder. Raises `ConfigError` if it is unavailable."""
+        """`url` is the archive's URL; each run has a folder there. Raises `ConfigError` if it is unavailable."""
         parquet()
         self._objects = open_archive(url)
         self._folder = f"{run}+annotations/{incarnation}"

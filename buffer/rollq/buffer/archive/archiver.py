@@ -1,7 +1,7 @@
 """The archiver: writes groups that leave the buffer to files, then releases them.
 
-A portion of groups is fixed in the buffer before it is written, and its groups never change. So an archiver that takes
-over from one that died writes the same file again, under the same name.
+A portion of groups is fixed in the buffer before it is written, and its groups never change. So an archiver that
+replaces a dead one writes the same file again, under the same name.
 """
 
 import logging
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 WAIT_S = 60.0
-"""How long dropped groups wait for others of the same step."""
+"""How long dropped groups wait for other groups of the same step, in seconds."""
 PORTION_BYTES = 256 << 20
 """Approximate limit for the frames of a portion: a file is made in memory."""
 MARKER = "_this+run"
-"""A name that no task can have and that pandas skips. If it is missing, so is the folder of the run."""
+"""A name that no task can have and that pandas skips. If the marker is missing, so is the folder of the run."""
 
 
 def open_archive(url: str) -> Objects:
@@ -108,7 +108,7 @@ class Archiver:
     def archive_once(self, stop: threading.Event) -> int:
         """Archive one portion of each task that has one; return the number of groups.
 
-        While the server, the folder or the bucket is unavailable or full, waits and logs that.
+        While the server, the folder or the bucket is unavailable or full, it waits and logs the reason.
         """
         try:
             return sum(self._archive_portion(task, stop) for task in self._buffer.tasks())

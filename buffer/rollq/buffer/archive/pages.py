@@ -32,9 +32,9 @@ from rollq.buffer.query.selection import (
 from rollq.buffer.values.rollouts import Sample, SampleStatus
 
 FILES_KEPT = 8
-"""Files whose groups are kept in memory, without their samples."""
+"""The number of files whose groups are kept in memory, without their samples."""
 FILES_PER_PAGE = 32
-"""Most files that are read for one page."""
+"""The most files that are read for one page."""
 LISTED = (
     "task", "group_id", "sample", "outcome", "reason", "step", "status", "reward", "worker", "versions",
     "prompt_record", "tries", "admitted_at", "put_at", "claimed_at", "committed_at", "left_at", "generate_ms", "row",
@@ -46,7 +46,7 @@ SEARCHED = ("status", "text", "extra")
 
 
 class _Listed(NamedTuple):
-    """A group without its samples, and which rows of its file have them."""
+    """A group without its samples, and the rows of its file that have them."""
 
     group: FoundGroup
     first: int
@@ -88,7 +88,7 @@ class ArchivePages:
     def page(self, selection: Selection, *, after: str = "", limit: int = 50) -> Page:
         """Up to `limit` groups of a selection; see `Paging.page`. A search reads at most `MOST_READ` of them.
 
-        A page reads at most `FILES_PER_PAGE` files, so an empty page may still have a next one.
+        A page reads at most `FILES_PER_PAGE` files, so an empty page may still have a next page.
 
         Raises `QueryError`, `ArchiveError`.
         """

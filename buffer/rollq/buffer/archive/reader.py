@@ -25,7 +25,7 @@ from rollq.buffer.wire.sample_outcomes import decode_outcomes
 
 SUFFIX = ".parquet"
 OF_A_STEP = re.compile(r"step-(\d+)-\d+\.parquet")
-"""The name of an archive file. Each has the groups of one task and step."""
+"""The name of an archive file. Each file has the groups of one task and step."""
 _STATUS: Mapping[str, Status] = {
     "trained": Status.ARCHIVED,
     "failed": Status.FAILED,

@@ -42,8 +42,8 @@ _DECODED = ("reward_parts", "sampling", "tools", "tool_choice", "extra")
 
 @dataclass(frozen=True, slots=True)
 class TrainedGroup:
-    """A group of a batch: its place among the `batch_groups` of its task, how many the step has of all tasks, the epoch
-    of the trainer that trained it, and the arithmetic of the batch's claim."""
+    """A group of a batch: its place among the `batch_groups` of its task, the number of groups that the step has from
+    all tasks, the epoch of the trainer that trained it, and the version counts of the batch's claim."""
 
     group: Group
     position: int
@@ -55,9 +55,10 @@ class TrainedGroup:
 
 
 def rows_of(run: str, stored: StoredGroup, step: int) -> list[Row]:
-    """A row for each sample of a group. `step`: the step that trained it, or the next step when it left.
+    """A row for each sample of a group. `step` is the step that trained the group, or the next step when the group
+    left.
 
-    If a group's fields cannot be read, logs that and returns one row with the outcome `damaged`.
+    If a group's fields cannot be read, logs the error and returns one row with the outcome `damaged`.
     """
     try:
         return _rows_of(run, stored, step)
@@ -111,8 +112,8 @@ def _rows_of(run: str, stored: StoredGroup, step: int) -> list[Row]:
 
 
 def _leases(stored: StoredGroup) -> list[Row] | None:
-    """The leases of a group, or None, with a log line, if they cannot be read: they only inform people, and the rest of
-    the group is intact."""
+    """The leases of a group, or None, with a log line, if they cannot be read: they are only for display, and the rest
+    of the group is intact."""
     try:
         return [_lease_columns(lease) for lease in past_leases(stored.fields)]
     except (KeyError, ValueError, OverflowError) as error:

@@ -22,7 +22,8 @@ class RunArchive:
     """
 
     def __init__(self, url: str, call: Callable[[Callable[[MonitorBuffer], Any]], Any]) -> None:
-        """`call` calls a function with the run's buffer and returns its result. The archive is read outside of it."""
+        """`call` calls a function with the run's buffer and returns its result. The archive is read outside that
+        call."""
         self.url, self._call = url, call
 
     @cached_property

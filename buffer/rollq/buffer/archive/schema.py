@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 VERSION = 3
 """Version of the columns and their meaning."""
 VERSION_KEY, RUN_KEY, INCARNATION_KEY = b"rollq.archive.version", b"rollq.run", b"rollq.incarnation"
-"""Of the metadata of a file."""
+"""Keys in the metadata of a file."""
 TABLE_ROWS = 512
 COLUMNS = {
     "run": "name of the run",

@@ -1,4 +1,4 @@
-"""The producer's side of the buffer: admit prompts, reclaim groups of dead workers, remove stale ones."""
+"""The producer's side of the buffer: admits prompts, reclaims groups of dead workers, and removes stale groups."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -45,7 +45,7 @@ class Admission(Sweeping):
     def record_prompts(
         self, task: str, digest: str, rows: int, seeds: str, path: str, *, revision: int = 0
     ) -> PromptRecord:
-        """Record the prompts of a task, replacing the record with this `revision`; 0: no record yet.
+        """Record the prompts of a task, replacing the record with this `revision`; 0 means that there is no record yet.
 
         Returns the resulting record. If the digest changes, the statistics of prompts are dropped.
         """
@@ -100,8 +100,8 @@ class Admission(Sweeping):
     def set_control(self, task: str, control: Control, reason: str = "", *, only_from: Control | None = None) -> None:
         """Run, pause or end a task's production, and record the reason. Sleeping engines stay asleep.
 
-        `only_from`: do nothing unless the task still has this control. Raises `ConfigError` for `SLEEP`, which only the
-        trainer sets.
+        With `only_from`, the call does nothing unless the task still has that control. Raises `ConfigError` for
+        `SLEEP`, which only the trainer sets.
         """
         if control is Control.SLEEP:
             raise ConfigError("only the trainer that needs their memory can put engines to sleep")

@@ -10,14 +10,14 @@ from rollq.buffer.values.rollouts import Prompt
 from rollq.buffer.wire.prompts import encode_prompt
 
 MAX_FILL = 500
-"""Prompts of one call."""
+"""The most prompts in one call."""
 
 
 class Batches(BufferCore):
     """Calls that read and fill batches opened by another role."""
 
     def fill_batch(self, task: str, handle: str, size: int, prompts: Sequence[Prompt], *, last: bool) -> int:
-        """Add up to `MAX_FILL` prompts to a batch that has `size` groups; returns its size now. Harmless to repeat.
+        """Add up to `MAX_FILL` prompts to a batch that has `size` groups; returns its new size. Harmless to repeat.
 
         Raises `BatchOver`, `ServerRefused` when memory is full.
         """

@@ -54,9 +54,9 @@ class Claiming(Sweeping):
         has.
 
         With `so_far`, a short batch starts with groups that the full batch will have: see `Claimed.lack`. Later calls
-        return them too, with or without `so_far`. `known`: the result of the last such call, whose groups are not read
-        again. `seed`: decides draws, with the step and the completed groups. Raises `FencedError`, `HistoryGone`,
-        `CheckpointOverdue`, `ConfigError`.
+        return them too, with or without `so_far`. `known` is the result of the last such call, whose groups are not
+        read again. `seed` decides draws, together with the step and the completed groups. Raises `FencedError`,
+        `HistoryGone`, `CheckpointOverdue`, `ConfigError`.
         """
         if not sizes:
             raise ConfigError("a batch needs a task: name its tasks and their groups")
@@ -177,8 +177,8 @@ class Claiming(Sweeping):
     def plan_anew(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int]) -> bool:
         """Let the next claim of `step` take `sizes`, if its plan differs for a task and nothing of it is claimed.
 
-        For rank 0, whose claim waits for groups while rules change. Returns whether the step has a new plan. Raises
-        `FencedError`.
+        Rank 0 calls this when its claim waits for groups while rules change. Returns whether the step has a new plan.
+        Raises `FencedError`.
         """
         plan = self._planned(held, step, sizes, self._settle(held, step, sizes, "look", 0))
         wanted = {task: sizes.get(task, groups) for task, groups in plan.sizes.items()}  # a new task joins the next one
@@ -267,8 +267,8 @@ class Claiming(Sweeping):
     ) -> int:
         """Give up a claimed batch: its groups are completed again, dropped (counted) or quarantined. Returns how many.
 
-        `claim_round`: the round of the `Claimed`; a late copy of this call leaves the step's next batch alone.
-        `bad`: task -> ids of groups that are quarantined in any mode. Harmless to repeat.
+        `claim_round` is the round of the `Claimed`, so a late copy of this call leaves the step's next batch alone.
+        `bad` maps tasks to ids of groups that are quarantined in any mode. Harmless to repeat.
         """
         if step <= held.replayed_through:  # the step is trained again, with a different batch
             self._forget_plans(held, step, step, spared=held.epoch)

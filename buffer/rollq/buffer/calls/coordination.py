@@ -18,7 +18,7 @@ class Coordination(Evaluations, Fetching, Sweeping):
     """Calls of coordinators."""
 
     def cut_off(self, task: str, handle: str) -> int:
-        """Ask workers for the finished groups of a batch; returns how many are still to come.
+        """Ask workers for the finished groups of a batch; returns how many groups are still to come.
 
         Workers put the groups that have enough finished samples; the others leave the batch. Does nothing if groups
         need all their samples. Harmless to repeat.
@@ -26,7 +26,8 @@ class Coordination(Evaluations, Fetching, Sweeping):
         return int(self.call_task("cut_off", task, handle))
 
     def begin_finalize(self, task: str, handle: str, nonce: str, *, lease_s: float) -> Finalizing:
-        """Take a batch of type train for its pipeline; see `Finalizing`. `nonce`: the caller. Harmless to repeat."""
+        """Take a batch of type train for its pipeline; see `Finalizing`. `nonce` identifies the caller. Harmless to
+        repeat."""
         state, result, *groups = self.call_task("begin_finalize", task, handle, nonce, round(lease_s * 1000))
         finished = [
             ClaimedGroup(task, group_id, oldest, arrival, tries, tokens, float(reward or 0), payload.decode())
@@ -46,7 +47,7 @@ class Coordination(Evaluations, Fetching, Sweeping):
         return Finalizing(state.decode(), stored)
 
     def undo_finalize(self, task: str, handle: str, nonce: str) -> None:
-        """Give a batch back after its pipeline failed: it is running again, with every result still there."""
+        """Give a batch back after its pipeline failed: it is running again, with all of its results."""
         self.call_task("undo_finalize", task, handle, nonce)
 
     def abort_batch(self, task: str, handle: str, reason: str, *, keep_finished: bool = False) -> int:

@@ -79,8 +79,8 @@ class BufferCore(RunStore):
     ) -> Self:
         """Open the buffer of `run` on the server or cluster at `url`, and load missing functions.
 
-        `payloads`: where large frames are, the same for every role. Raises `ConfigError` (an invalid run name, or a URL
-        of payloads that is neither a folder nor a bucket), `ServerUnavailable`, `ServerRefused`.
+        `payloads` is the place of large frames, the same for every role. Raises `ConfigError` (an invalid run name, or
+        a URL of payloads that is neither a folder nor a bucket), `ServerUnavailable`, `ServerRefused`.
         """
         servers = cls.open_servers(url, run, password)
         try:
@@ -95,8 +95,8 @@ class BufferCore(RunStore):
         self.payloads.find_server_folder(self._created_with)
 
     def _created_with(self) -> tuple[str, str] | None:
-        """The run's incarnation as it is, and where the run keeps payloads outside its servers, "" for nowhere; None
-        before it is created."""
+        """The run's incarnation as stored, and the place where the run keeps payloads outside its servers, "" for none;
+        None before the run is created."""
         incarnation, place = self.send("HMGET", self.keys.info, "incarnation", "payloads")
         return (incarnation.decode(errors="replace"), (place or b"").decode()) if incarnation else None
 
@@ -110,7 +110,7 @@ class BufferCore(RunStore):
     def create_run(self, *, model: str = "", tokenizer: str = "", identities: Mapping[str, str] | None = None) -> None:
         """Create the run, or check the fingerprints of its model and tokenizer against the given ones.
 
-        `identities`: other facts that roles must agree on, by name: environments and chat templates. Raises
+        `identities` are other facts that roles must agree on, by name: environments and chat templates. Raises
         `RunMismatch`, with both values.
         """
         new, outside = secrets.token_hex(16), self.payloads.outside
@@ -144,7 +144,7 @@ class BufferCore(RunStore):
         self.payloads.outside.check_marker()
 
     def _place_outside(self) -> str:
-        """Where the run was created to keep payloads outside its servers; "" for nowhere. Raises `StoreLost`."""
+        """The place where the run keeps payloads outside its servers, "" for none. Raises `StoreLost`."""
         return (self.send("HGET", self.keys.info, "payloads") or b"").decode() if self.incarnation else ""
 
     def _live_epoch(self) -> LiveEpoch:
@@ -156,7 +156,7 @@ class BufferCore(RunStore):
 
     def _discard_leftover(self, task: str) -> None:
         """Remove the clock of a task without groups whose run is gone. A role that sleeps while it starts creates such
-        a clock if its run is deleted in the meantime."""
+        a clock if its run is deleted during that time."""
         leftover = self.send("HGET", task_keys(self.run, task).clock, "incarnation")
         live = self.send_all([("HMGET", self.keys.info, "incarnation", "restored_as")])[0]  # after `found` was read
         if leftover and leftover not in live and self.incarnation.encode() in live:
@@ -172,7 +172,7 @@ class BufferCore(RunStore):
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def read_payloads(self, task: str, named: Mapping[int, str]) -> dict[int, bytes]:
-        """The payloads of groups, by id, except those that are gone. `named`: the payload that each group names."""
+        """The payloads of groups, by id, except those that are gone. `named` is the payload that each group names."""
         keys = task_keys(self.run, task)
         away = {group_id: name for group_id, text in named.items() if (name := PayloadName.parse(task, text))}
         in_slot = [group_id for group_id in named if group_id not in away]
@@ -262,8 +262,8 @@ class BufferCore(RunStore):
     ) -> Events:
         """A subscription to the run's wake-ups.
 
-        `kinds`: only wake-ups of these kinds. `task`: only wake-ups of this task and of the run as a whole. `others`:
-        other channel -> function to call with each of its messages.
+        If given, `kinds` limits it to wake-ups of these kinds, and `task` to wake-ups of this task and of the run as a
+        whole. `others` maps other channels to functions that are called with each of their messages.
         """
         prefix = None if task is None else task_keys(self.run, task).prefix
         return Events(self.servers, self.keys.events, self._patience, kinds, prefix, others or {})
@@ -277,9 +277,8 @@ class BufferCore(RunStore):
         return [address(client)] == [address(server) for server in self.servers.primaries()]
 
     def memory(self) -> Fullness:
-        """How full the server's memory is; on a cluster, the fullest primary's, since all have payloads.
-
-        Raises `ServerRefused` if a server may evict keys by now: its policy can change at run time.
+        """How full the server's memory is; on a cluster, the memory of the fullest primary, since all have payloads.
+        Raises `ServerRefused` if a server may now evict keys: its policy can change at run time.
 
         Waits for an unavailable primary only if it has keys of the run or of tasks that this role knows.
         """

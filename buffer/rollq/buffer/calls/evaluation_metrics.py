@@ -14,10 +14,10 @@ from rollq.buffer.values.sample_numbers import means, together
 log = logging.getLogger(__name__)
 
 MetricFunction = Callable[[str, Sequence[EvaluatedGroup]], Mapping[str, float]]
-"""A function of the user's: the name of an evaluation and the results of its prompts -> further metrics by name."""
+"""A user-written function: the name of an evaluation and the results of its prompts -> further metrics by name."""
 
 MOST_SOURCES = 32
-"""With more data sources, there are only metrics of all prompts."""
+"""With more data sources than this, there are only metrics over all prompts."""
 
 
 def evaluation_metrics(
@@ -30,10 +30,10 @@ def evaluation_metrics(
 ) -> dict[str, float]:
     """Metrics `eval/<name>/...` over the prompts of an evaluation.
 
-    `count`: prompts that are finished and judged; `failed`: groups without tries left; `unfinished`: all others.
-    `reward`: mean over prompts of the mean over their samples (avg@n); `tokens`: response tokens per
-    completed sample. `parts/<name>`: means of the reward parts, and of other numbers, over the samples that have them.
-    Without a finished prompt there are only the counts.
+    `count` is the number of prompts that are finished and judged, `failed` the number of groups without tries left, and
+    `unfinished` the number of all others. `reward` is the mean over prompts of the mean over their samples (avg@n), and
+    `tokens` the mean number of response tokens per completed sample. `parts/<name>` are means of the reward parts, and
+    of other numbers, over the samples that have them. Without a finished prompt, there are only the counts.
 
     `detailed` adds reward_min, reward_max, reward_std (of the population) of the prompts; for each k of
     `rollq.buffer.rewards.at_k.sizes`, `pass@k`, `best@k` and `worst@k`: means over the prompts with at least k judged

@@ -29,9 +29,9 @@ class EvaluatedGroup(NamedTuple):
     """The result of one prompt of an evaluation.
 
     `reward` is the mean over its judged samples, None while the group is unfinished or when it `failed`. `samples`
-    counts the samples that completed, and `tokens` their response tokens. `numbers`: numbers of single samples, see
-    `rollq.buffer.values.sample_numbers`. `rewards`: of the judged samples. `source`: the `data_source` of the prompt's
-    metadata, None without one.
+    counts the samples that completed, and `tokens` their response tokens. `numbers` are numbers of single samples, see
+    `rollq.buffer.values.sample_numbers`. `rewards` are the rewards of the judged samples. `source` is the `data_source`
+    of the prompt's metadata, None without one.
     """
 
     reward: float | None
@@ -45,7 +45,7 @@ class EvaluatedGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationState:
-    """The running evaluation of a task, else its last one.
+    """The running evaluation of a task, or else its last evaluation.
 
     `finished` of its `prompts` are finished; `failed` of these have no result. `version` and `reward` are the weights
     and the mean reward of the last evaluation that ended with a result; None before the first one.

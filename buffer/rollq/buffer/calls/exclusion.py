@@ -1,6 +1,5 @@
-"""Rows of a task's prompts that an operator takes out: no producer admits them any longer.
-
-A row is kept with the digest of its prompts, so that it never means a row of another file.
+"""Rows that an operator excludes from a task's prompts: no producer admits them any longer. A row is stored with the
+digest of its prompts, so that it never means a row of another file.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,9 +15,9 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import Status
 
 MOST_EXCLUDED_ROWS = 1000
-"""Most rows of a task, or of a shard, that may be taken out; to exclude more, change the file of prompts."""
+"""The most rows of a task, or of a shard, that may be excluded; to exclude more, change the file of prompts."""
 MOST_NAMED = 20
-"""Most rows that a record of a change names."""
+"""The most rows that a record of a change names."""
 WAITING = (Status.PENDING, Status.ABORTED, Status.EXPIRED)
 """Statuses of groups that wait for a worker."""
 _RULES_MOVED, _OTHER_PROMPTS = -1, -2
@@ -26,13 +25,12 @@ _RULES_MOVED, _OTHER_PROMPTS = -1, -2
 
 
 class Excluding(Registry, Steering, Inspection):
-    """Calls that take rows out of a task's prompts, and in again."""
+    """Calls that exclude rows from a task's prompts, and include them again."""
 
     def exclude_rows(self, task: str, rows: Sequence[int], *, undo: bool = False) -> list[int]:
-        """Take rows (from 0) out of the prompts, or with `undo` in again; returns those that this changes.
-
-        An excluded row counts as done in every pass. Groups of it that exist stay; see `drop_waiting`.
-        Raises `ConfigError` for a task without prompts, for rows that it does not have, and for too many.
+        """Exclude rows (from 0) from the prompts, or include them again with `undo`; returns the rows that change. An
+        excluded row counts as done in every pass. Its existing groups stay; see `drop_waiting`. Raises `ConfigError`
+        for a task without prompts, for rows that it does not have, and for too many.
         """
         at_first: list[int] | None = None  # a repeat after a lost reply finds nothing left to change
         while True:

@@ -25,10 +25,10 @@ STEPPED = (Status.CLAIMED, Status.ARCHIVED)
 class PastLease(NamedTuple):
     """One lease of a group, from its history.
 
-    `end`: running, put, handed_back (the try does not count), error (handed back, and it counts), ran_out (the worker
-    died or was cut off), unconfirmed (it never arrived there), batch_ended, dropped, or quarantined (by hand). `parts`:
-    number of salvaged parts of samples. `version`: of the worker's weights. Times are the server's, in ms since 1970;
-    `until_ms`: None while it runs.
+    `end` is one of: running, put, handed_back (the try does not count), error (handed back, and it counts), ran_out
+    (the worker died or was cut off), unconfirmed (the lease never reached the worker), batch_ended, dropped, or
+    quarantined (by hand). `parts` is the number of salvaged parts of samples, and `version` the version of the worker's
+    weights. Times are the server's, in ms since 1970; `until_ms` is None while the lease runs.
     """
 
     attempt: int
@@ -41,7 +41,7 @@ class PastLease(NamedTuple):
 
 
 class TrainStep(NamedTuple):
-    """The batch that a group is in: its train step, and when it was claimed and committed (ms since 1970)."""
+    """The batch that a group is in: its train step, and the times of its claim and commit (ms since 1970)."""
 
     step: int
     claimed_ms: int | None
@@ -53,8 +53,9 @@ class FoundGroup:
     """A group as it was at `server_ms`.
 
     `fields` are its stored numbers. `samples` has one entry per sample, `EMPTY_SAMPLE` if there is none; `problem` says
-    why existing samples could not be read, else "". `leases`: the last ones, oldest first. `deadline_ms`: of the lease
-    of a running group. `is_archived`: it has left the buffer, and this comes from the archive.
+    why existing samples could not be read, else "". `leases` are the last leases, oldest first. `deadline_ms` is the
+    deadline of a running group's lease. `is_archived` is true for a group that has left the buffer, and was read from
+    the archive.
     """
 
     task: str
@@ -224,7 +225,7 @@ def _lease(attempt: str, leased: str, until_ms: int | None, end: str, parts: str
 
 
 def _decode_samples(stored: Mapping[str, bytes], letters: str) -> tuple[tuple[Sample, ...], str]:
-    """The samples by their `letters`, and what is wrong with those that cannot be read."""
+    """The samples by their `letters`, and the problem with samples that cannot be read."""
     single, problems = frames_by_index(stored), list[str]()
     samples = [EMPTY_SAMPLE] * len(letters)
     whole: dict[int, Sample] = {}

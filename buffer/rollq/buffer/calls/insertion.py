@@ -29,7 +29,7 @@ class Insertion(Inspection):
     def insert(self, task: str, groups: Sequence[FinishedGroup], *, source: str, after: int = 0) -> int:
         """Insert finished groups of `source` as completed groups; returns how many are new.
 
-        `task` is offline. `after`: the number of the source's groups before these; see `inserted`. Every sample is
+        `task` is offline. `after` is the number of the source's groups before these; see `inserted`. Every sample is
         completed and `unversioned` and has a reward; its logprobs may be `absent_logprobs`. All groups are checked
         before the first is inserted. Safe to repeat, even after a crash halfway.
 

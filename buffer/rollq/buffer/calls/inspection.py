@@ -29,7 +29,7 @@ _unreadable = LogOnce(logging.getLogger(__name__))
 SILENT_WORKER_S = 30.0
 GROUPS_SAMPLED = 32
 LAST_EVALUATIONS = 5
-"""How many ended evaluations to search for the last one with a result."""
+"""How many ended evaluations are searched for the last one with a result."""
 
 
 class Inspection(BufferCore):
@@ -103,7 +103,7 @@ class Inspection(BufferCore):
         )
 
     def evaluation(self, task: str) -> EvaluationState | None:
-        """The running evaluation of a task, else its last one; None before the first."""
+        """The running evaluation of a task, or else its last evaluation; None before the first."""
         keys = task_keys(self.run, task)
         over = self.send("LRANGE", keys.prefix + "batches_over", -LAST_EVALUATIONS, -1)
         is_open = int(self.send("HGET", keys.clock, "open_evaluations") or 0) > 0

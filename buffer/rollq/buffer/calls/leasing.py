@@ -56,8 +56,9 @@ class Leasing(BufferCore):
     ) -> Leased:
         """Lease up to `n` of the best pending groups of `tasks`, for weights (`epoch`, `version`).
 
-        `worker` names this incarnation of the worker. `suspects_held`: suspects among its leases; `idle`: it holds no
-        lease. Raises `StaleWorker` if its weights would already be too old at the next step, and `StoreLost`.
+        `worker` names this incarnation of the worker. `suspects_held` is the number of suspects among its leases, and
+        `idle` is true if it holds no lease. Raises `StaleWorker` if its weights would already be too old at the next
+        step, and `StoreLost`.
         """
         leased = self._lease(tasks, n, worker, f"{epoch}:{version}", suspects_held, idle)
         gone, cut_off = self.renew(leased.leases)  # confirms that they have arrived
@@ -109,7 +110,7 @@ class Leasing(BufferCore):
         return [task for task in tasks if task not in others]
 
     def evaluates_others(self, tasks: Sequence[str], *, epoch: int, version: int) -> bool:
-        """Whether an evaluation among `tasks` is open for different weights, so that these cannot take part."""
+        """Whether an evaluation among `tasks` is open for other weights, so that these weights cannot take part."""
         evaluations = [task for task in tasks if self.rules(task).kind == "eval"]
         clocks = [("HMGET", task_keys(self.run, task).clock, "pin", "open_evaluations") for task in evaluations]
         pin = f"{epoch}:{version}".encode()
@@ -129,10 +130,8 @@ class Leasing(BufferCore):
         return Renewed(gone, cut_off)
 
     def hand_back(self, leases: Sequence[Lease], *, counted: bool = False, error: str | None = None) -> int:
-        """Hand groups back unfinished. `counted`: the try counts, and `error` says why it failed; groups without tries
-        left fail.
-
-        Returns how many went back.
+        """Hand groups back unfinished. With `counted`, the try counts, and `error` says why it failed; groups without
+        tries left fail. Returns the number of groups that went back.
         """
         return sum(
             int(self.call_task("hand_back", task, int(counted), error or "", *fences(of_task)))
@@ -184,7 +183,7 @@ class Leasing(BufferCore):
         return [outcomes[index] for index in range(len(results))]
 
     def _put(self, task: str, results: Sequence[GroupResult]) -> list[bytes]:
-        """File results of one task; returns a word for each, up to the first that meets a new epoch."""
+        """File results of one task; returns an outcome for each, up to the first that meets a new epoch."""
         try:
             return self._put_with(task, results)
         except ServerRefused as error:
@@ -229,7 +228,8 @@ class Leasing(BufferCore):
         return words
 
     def _encode(self, task: str, result: GroupResult, epoch: int, floors: Floors, *, all_inline: bool) -> GroupArgs:
-        """A result as arguments, with its frames where they belong; `all_inline`: all pass through the function."""
+        """A result as arguments, with its frames where they belong. With `all_inline`, all frames pass through the
+        function."""
         rules, lease = self.rules(task), result.lease
         encoded = encode_result(result, None if all_inline else self.payloads.pieces_from)
         frames = encoded.frames
@@ -247,7 +247,7 @@ class Leasing(BufferCore):
         return GroupArgs(args(inline), inline)
 
     def _epoch_floors(self, task: str) -> tuple[int, Floors]:
-        """The live epoch, and the floors of those before it."""
+        """The live epoch, and the floors of earlier epochs."""
         if task not in self._floors:
             clock = self.clock(task)
             self._floors[task] = (clock.epoch, clock.floors)
@@ -261,9 +261,9 @@ class Leasing(BufferCore):
     def join_fleet(self, worker: str, places: int, *, load: float, tokens_per_s: float, open_samples: int = 0) -> Fleet:
         """Record the capacity of a worker; returns the capacity of all workers that recorded theirs within 10 s.
 
-        `places`: samples that it generates at a time, 0 for a worker that takes no groups. `load`: how many it has in
-        flight on average. `tokens_per_s`: its speed under the load of an average worker, 0.0 if it is not known.
-        `open_samples`: samples that it has to generate now.
+        `places` is the number of samples that it generates at a time, 0 for a worker that takes no groups. `load` is
+        the number that it has in flight on average. `tokens_per_s` is its speed under the load of an average worker,
+        0.0 while unknown. `open_samples` is the number of samples that it has to generate now.
         """
         numbers = (places, round(load), round(tokens_per_s), open_samples)
         return Fleet(*self.call("join_fleet", self.keys.info, self.incarnation, worker, *numbers))
@@ -285,7 +285,7 @@ def named_payloads(described: Sequence[list[Any]]) -> dict[int, str]:
 
 
 def decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None) -> Lease:
-    """The lease that the function `lease` described with these fields; `payload`: the frame that they name."""
+    """The lease that the function `lease` described with these fields; `payload` is the frame that they name."""
     (
         group_id, attempt, tries, step, evaluation, suspect, alone, admitted_ms, leased_ms, letters, prompt,
         must_finish, frames, parts, large, expected_tokens, row,

@@ -37,8 +37,8 @@ class Lending(Leasing):
     def borrow(self, task: str, n: int, *, worker: str, version: int, epoch: int, share: float) -> list[Lease]:
         """Borrow, for a while, up to `n` samples of a task that other workers offer, for weights (`epoch`, `version`).
 
-        `share`: the largest part of the offers to take, from 0 to 1. Each loan is a lease of some samples of
-        a group: `renew` and `salvage` it like one, and end it with `end_loans`.
+        `share`, from 0 to 1, is the largest part of the offers to take. Each loan is a lease of some samples of
+        a group: `renew` and `salvage` it like any lease, and end it with `end_loans`.
         """
         nonce, loans = secrets.token_hex(8), list[Lease]()
         reply = self.call_task("borrow", task, worker, nonce, epoch, version, n, share)
@@ -66,7 +66,7 @@ class Lending(Leasing):
     def kept(self, lease: Lease, indices: Collection[int], after: int = 0) -> dict[int, Sample]:
         """Samples of a leased group as they are in the buffer now, by index.
 
-        `after`: how many parts to skip; all samples are in later ones.
+        The first `after` parts are skipped; later parts have all samples.
         """
         keys, group_id, size = task_keys(self.run, lease.task), lease.group_id, len(lease.samples)
         group = keys.group(group_id)

@@ -25,9 +25,10 @@ class Order(StrEnum):
 class Fleet:
     """The places and the speed of all workers that take groups.
 
-    `measured_places`: samples that workers with a known speed can generate at a time, `tokens_per_s` in all.
-    `new_places`: samples that the other workers can generate at a time. `load`: the sum of the samples that each worker
-    has in flight on average. `open`: the samples that they have to generate now.
+    `measured_places` is the number of samples that workers with a known speed can generate at a time, with
+    `tokens_per_s` in all. `new_places` is the number that the other workers can generate at a time. `load` is the sum
+    of the samples that each worker has in flight on average. `open` is the number of samples that they have to generate
+    now.
     """
 
     workers: int = 0
@@ -64,8 +65,8 @@ class Refusal(StrEnum):
 
 
 class Ordered(NamedTuple):
-    """The outcome of an order for a group. `status`: its previous status, None if it is gone; `refusal`: None if the
-    order was carried out, or would be."""
+    """The outcome of an order for a group. `status` is its previous status, None if it is gone. `refusal` is None if
+    the order was carried out, or would be."""
 
     status: Status | None
     refusal: Refusal | None

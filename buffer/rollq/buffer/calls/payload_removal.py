@@ -1,4 +1,4 @@
-"""Removes unneeded external payloads: dropped by their group, or never named by one."""
+"""Removes external payloads that their group has dropped, or that no group has ever named."""
 
 import math
 from collections.abc import Iterator, Sequence

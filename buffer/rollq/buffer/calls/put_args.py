@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 MAX_GROUP_BYTES = 256 << 20
 MAX_CALL_BYTES = 256 << 10
-"""Bytes of one call with several groups: the server files them while later ones are being encoded."""
+"""The most bytes in one call with several groups: the server files groups while later groups are encoded."""
 PAYLOAD_WEIGHT = 0.25
 """A payload counts less, since it does not pass through the function: fewer calls cost less server time."""
 NUMBERS_BYTES = 256
@@ -58,7 +58,7 @@ RESULT_ARGS = (
 
 class EncodedResult(NamedTuple):
     """A result and its frames (see `rollq.buffer.wire.group_fields`): one for the whole group, or one for each new
-    sample. `plain`: the numbers of a plain group."""
+    sample. `plain` has the numbers of a plain group."""
 
     result: GroupResult
     frames: Mapping[str, bytes | Pieces]
@@ -66,7 +66,7 @@ class EncodedResult(NamedTuple):
 
 
 def encode_result(result: GroupResult, pieces_from: int | None = None) -> EncodedResult:
-    """Encode a result; a failed one in its place if it cannot be trained on.
+    """Encode a result, or a failed result in its place if it cannot be trained on.
 
     A frame of `pieces_from` bytes or more is in pieces.
     """
@@ -169,9 +169,9 @@ def result_args(
 ) -> list[Any]:
     """The arguments of `put` for one group, in the order of `read_result` in `put.lua`: numbers, then frames.
 
-    `frames`: with names in place of payloads. `epoch`: the live one, with the `floors` of earlier ones. If a single
-    earlier epoch made all tokens, their versions are sent unchanged: they may count as newer again. `size_bytes`: of
-    the frames, with payloads in place of their names.
+    `frames` have names in place of payloads. `epoch` is the live epoch, and `floors` are the floors of earlier epochs.
+    If a single earlier epoch made all tokens, their versions are sent unchanged: they may count as newer again.
+    `size_bytes` is the size of the frames, with payloads in place of their names.
     """
     result, plain = encoded.result, encoded.plain
     made_in = _epochs(result.samples) if plain is None else {weights[0] for weights in plain.loss_tokens}
@@ -259,7 +259,7 @@ def _version_args(samples: Sequence[Sample], floors: Floors, rules: TaskRules) -
 
 
 def _plain_version_args(plain: PlainGroup, floors: Floors, rules: TaskRules) -> dict[str, str | int]:
-    """As `_version_args`."""
+    """Like `_version_args`, for a plain group."""
     of_weights = [floors.counted(epoch, version) for epoch, version, *_ in plain.loss_tokens]
     if len(of_weights) == 1:
         counted, oldest = [_counted_of(of_weights, rules)] * len(plain.tokens), of_weights * len(plain.tokens)
@@ -278,7 +278,7 @@ def _plain_version_args(plain: PlainGroup, floors: Floors, rules: TaskRules) -> 
 
 
 def _counted_of(versions: Sequence[int], rules: TaskRules) -> int:
-    """The version that a sample counts as whose tokens are all in the loss."""
+    """The version that a sample counts as if all its tokens are in the loss."""
     return counted_version(min(versions), max(versions), rules.stale_threshold, rules.token_threshold)
 
 
@@ -292,7 +292,7 @@ def _is_completed(sample: Sample) -> bool:
 
 
 def _reward_args(samples: Sequence[Sample], tokens: Sequence[int], rules: TaskRules) -> dict[str, float]:
-    """The mean reward, the number of completed samples with a reward, how many of them the judge passed, and their
+    """The mean reward, the number of completed samples with a reward, the number that the judge passed, and their
     response tokens."""
     completed = [(sample, n) for sample, n in zip(samples, tokens, strict=True) if _is_completed(sample)]
     rewarded = [(sample, n) for sample, n in completed if sample.reward is not None]

@@ -14,7 +14,7 @@ class Reporting(BufferCore):
     def replace_reported_state(self, state: str, *, if_absent: bool = False) -> str | None:
         """Record that `state` is being reported; returns the last reported state, None without one.
 
-        If several callers report the same new state, all but one get that state back. `if_absent`: keep an earlier
+        If several callers report the same new state, all but one get that state back. `if_absent` keeps an earlier
         state. A note lasts 30 days.
         """
         key = self.keys.reported_state

@@ -1,4 +1,4 @@
-"""The runs of a server: lists them, and deletes one with everything it has."""
+"""The runs of a server: lists them, and deletes a run with everything it has."""
 
 import re
 from collections import Counter
@@ -36,9 +36,9 @@ Report = Callable[[int], None]
 class RunSummary:
     """A run on a server.
 
-    `groups`: groups in the buffer; `unarchived`: how many of them wait for an archive; `size_bytes`: the size of their
-    frames, in any store; `keys`: keys on the servers; `roles`: the live roles. `state`: why roles cannot use the run,
-    or "".
+    `groups` counts the groups in the buffer, and `unarchived` the groups that wait for an archive. `size_bytes` is the
+    size of their frames, in any store. `keys` counts the keys on the servers, and `roles` are the live roles. `state`
+    says why roles cannot use the run, or is "".
     """
 
     run: str
@@ -152,7 +152,8 @@ class Deletion(BufferCore):
         self.send("UNLINK", self.keys.info)
 
     def _outside(self, payloads: bytes, incarnation: bytes | None) -> ObjectPayloads:
-        """The folder or bucket with the run's payloads. Raises `ConfigError` unless it is configured and is theirs."""
+        """The folder or bucket with the run's payloads. Raises `ConfigError` unless that place is configured and has
+        them."""
         outside = self.payloads.outside
         if outside is None:
             raise out_of_reach(self.run, payloads.decode())

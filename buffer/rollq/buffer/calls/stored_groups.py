@@ -9,7 +9,7 @@ from rollq.buffer.values.rollouts import WHOLE
 
 
 class Stored(NamedTuple):
-    """A group as the server stores it; without `fields`, it is not in the buffer. `frames`: by field."""
+    """A group as the server stores it; without `fields`, it is not in the buffer. `frames` are by field."""
 
     group_id: int
     fields: Mapping[bytes, bytes]

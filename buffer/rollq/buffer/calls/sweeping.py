@@ -25,7 +25,7 @@ class Sweeping(BufferCore):
     def reap(self, task: str, producer: Place | None = None) -> Reaped:
         """Take back the groups of workers whose lease ran out. Call it about once a second, in any process.
 
-        `producer`: the location of the calling producer, for monitors.
+        `producer` is the location of the calling producer, for monitors.
         """
         total, more = Reaped(0, 0, held=False), True
         caller = orjson.dumps({"host": producer.host, "pid": producer.pid}) if producer else b""

@@ -78,7 +78,7 @@ class Registry(Inspection):
 
         `batch_groups` changes at train step `batch_step`, by default `first_open_step`. It may be the step whose
         batch the trainer waits for: that batch gets the new size unless part of it is claimed. All roles follow without
-        a restart. `batch`: the groups of all tasks whose sizes change together, for the record. Raises `ConfigError`
+        a restart. `batch` has the groups of all tasks whose sizes change together, for the record. Raises `ConfigError`
         naming a rule that cannot change this way.
         """
         replaced = False
@@ -92,7 +92,7 @@ class Registry(Inspection):
     def first_open_step(self) -> int:
         """The first train step whose batch may still change its size.
 
-        A trainer may be planning the next step at this moment, so this is the one after it; step 1 before the first
+        A trainer may be planning the next step at this moment, so this is the step after that; step 1 before the first
         trainer.
         """
         step = self._claimed_step() + 1

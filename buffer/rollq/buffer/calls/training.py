@@ -53,7 +53,7 @@ class Training(Fetching, Claiming):
         Batches after `from_step` are served again (`replay`), go back to completed (`return`) or have their prompts
         sampled again (`regenerate`). The same `launch_id` gets the same epoch, until another launch has replaced it.
         Other launches are refused while a trainer holds the run, unless its process is known to have ended or
-        `takeover` is set; `trainer_id` names it to them. `lineage`: the lineage of the trainer that saved the
+        `takeover` is set; `trainer_id` names it to them. `lineage` is the lineage of the trainer that saved the
         checkpoint (see `lineage_of`). With it, a checkpoint is refused if its steps were undone, if the run has not
         reached its step, or, unless `accept_new_store`, if it belongs to a different store. Raises `TrainerHeld`,
         `FencedError` if the launch was replaced, `HistoryGone` naming the steps to resume from, `StoreLost`.
@@ -85,7 +85,7 @@ class Training(Fetching, Claiming):
         return replace(held, replayed_through=last_claimed if as_mode == b"replay" else at_step)
 
     def holder(self) -> Holder | None:
-        """The trainer of the live epoch, alive or dead; None before the first one."""
+        """The trainer of the live epoch, alive or dead; None before the first trainer."""
         names = ("epoch", "trainer_id", "launch_id", "process", "deadline_ms")
         epoch, trainer_id, launch_id, process, deadline_ms = self.send("HMGET", self.keys.trainer, *names)
         if not epoch:
@@ -104,7 +104,7 @@ class Training(Fetching, Claiming):
             raise (TrainerHeld(self.held_by(holder)) if holder else error) from None
 
     def held_by(self, holder: Holder) -> str:
-        """An error that a trainer holds the run, and how to take it."""
+        """The error that a trainer holds the run, which says how to take it over."""
         return (
             f"{holder} holds run {self.run!r}, and its lease lasts another {max(0, holder.left_s):.0f} s: stop it, or "
             "set takeover = true to take over the run"
@@ -155,9 +155,8 @@ class Training(Fetching, Claiming):
         return str(epoch)
 
     def join_epoch(self, launch_id: str) -> TrainerEpoch | None:
-        """The epoch that rank 0 of this launch has started, for its other ranks; None until it has.
-
-        Raises FencedError when the launch was replaced, StoreLost.
+        """The epoch that rank 0 of this launch has started, for its other ranks; None until it has. Raises
+        `FencedError` if the launch was replaced, and `StoreLost`.
         """
         self.tasks()
         names = ("launch_id", "epoch", "nonce", "announced", "from_step", "trainer_id")
@@ -216,7 +215,8 @@ class Training(Fetching, Claiming):
             raise HistoryGone(problems[0])
 
     def call_task(self, name: str, task: str, *args: Any) -> Any:
-        """As `RunStore.call_task`; carries the epoch into a task that was registered while it started."""
+        """Like `RunStore.call_task`, but first brings the epoch into a task that was registered while the epoch
+        started."""
         try:
             return super().call_task(name, task, *args)
         except TaskBehind:
@@ -224,16 +224,14 @@ class Training(Fetching, Claiming):
             return super().call_task(name, task, *args)
 
     def renew_trainer(self, held: TrainerEpoch, doing: Mapping[str, Any] = STARTING) -> None:
-        """Extend the trainer's hold of the run, and record what it is doing, as in `TrainerState`.
-
-        Raises `FencedError` when it was replaced.
+        """Extend the trainer's hold on the run, and record what it is doing, as in `TrainerState`. Raises `FencedError`
+        if the trainer was replaced.
         """
         self._renew(held, round(TRAINER_LEASE_S * 1000), doing)
 
     def end_lease(self, held: TrainerEpoch, doing: Mapping[str, Any] = STARTING) -> None:
-        """Let another trainer take the run at once, and record how this one ended.
-
-        Raises `FencedError` when it was replaced.
+        """Let another trainer take the run at once, and record how this trainer ended. Raises `FencedError` if it was
+        replaced.
         """
         self._renew(held, 0, doing)
 
@@ -309,7 +307,7 @@ class Training(Fetching, Claiming):
         return set(orjson.loads(sizes) if sizes else self.train_tasks())
 
     def checkpoint(self, held: TrainerEpoch, step: int) -> None:
-        """Record that a checkpoint covers all steps up to `step`: their batches are dropped.
+        """Record that a checkpoint covers all steps up to `step`, and drop their batches.
 
         While the buffer is being saved they stay, and the next checkpoint drops them.
         """

@@ -35,8 +35,8 @@ def atomic_folder(
 ) -> Iterator[Path]:
     """Yield an empty folder, which becomes `folder` when the block ends without an error and is removed otherwise.
 
-    `hidden`: the folder to yield, for callers that lock it or need exclusive use. A `folder` that exists at the end of
-    the block is replaced, or with `replace=False` kept. `durable=False` does not wait for the disk: a power cut may
+    `hidden` is the folder to yield, for callers that lock it or need exclusive use. A `folder` that exists at the end
+    of the block is replaced, or with `replace=False` kept. `durable=False` does not wait for the disk: a power cut may
     then leave an incomplete folder. Raises `OSError`.
     """
     hidden = hidden or folder.with_name(f".{folder.name}.unfinished")
@@ -95,7 +95,7 @@ def _empty(folder: Path) -> None:
 
 
 def _put_in_place(hidden: Path, folder: Path) -> None:
-    """Rename `hidden`. An existing folder is set aside first, so that a complete one exists at every instant."""
+    """Rename `hidden`. An existing folder is set aside first, so that a complete folder exists at every instant."""
     former = former_folder(folder)
     if folder.exists():
         shutil.rmtree(former, ignore_errors=True)

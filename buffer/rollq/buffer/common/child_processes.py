@@ -9,7 +9,7 @@ from typing import Final
 import rollq
 
 INHERITED: Final = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH")
-"""Environment variables of a worker that programs named by users get; none is a secret of rollq."""
+"""The environment variables of a worker that user-named programs get; none is a secret of rollq."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -39,7 +39,7 @@ def loads(text: bytes | memoryview | str) -> Any:
 
 
 def loads_as_written(text: bytes | memoryview | str) -> Any:
-    """As `loads`, but a number with a fraction or an exponent that a float cannot hold exactly becomes a text, as
+    """Like `loads`, but a number with a fraction or an exponent that a float cannot hold exactly becomes a string, as
     written. For content that people write, such as the answers of rows."""
     data = text.encode(errors="replace") if isinstance(text, str) else bytes(text)
     if not _MAY_LOSE_DIGITS.search(data):
@@ -56,7 +56,7 @@ def loads_as_written(text: bytes | memoryview | str) -> Any:
 
 
 def _not_too_deep(data: bytes, value: Any) -> Any:
-    """The value of `data`. Raises `ValueError` if it is nested too deeply to walk through it, or to write it."""
+    """The value of `data`. Raises `ValueError` if it is nested too deeply to be checked or written."""
     if data.count(b"[") + data.count(b"{") <= MOST_LEVELS:
         return value
     level = [value] if isinstance(value, dict | list) else []
@@ -72,7 +72,7 @@ def _too_deep() -> ValueError:
 
 
 def number_as_written(written: str) -> float | str:
-    """A number with a fraction or an exponent: as a float if the float has all its digits, else as a text.
+    """A number with a fraction or an exponent: as a float if the float has all its digits, else as a string.
 
     >>> [number_as_written(text) for text in ("1.10", "0.10000000000000001", "3.14159265358979323846", "1e400")]
     [1.1, 0.1, '3.14159265358979323846', '1e400']

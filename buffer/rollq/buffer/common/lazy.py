@@ -7,7 +7,7 @@ from typing import Any
 
 
 def lazy_exports(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` (PEP 562) of `package`: for each module, the public names that are in it."""
+    """`__getattr__` and `__dir__` (PEP 562) of `package`, from the public names in each of its modules."""
     modules = {name: module for module, public in names.items() for name in public.split()}
 
     def get(name: str) -> Any:

@@ -4,8 +4,8 @@ import logging
 from dataclasses import dataclass, field
 
 MAX_KEYS = 100
-"""How many different failures one part logs. The rest are still recorded where they happened, for example with a
-sample."""
+"""The most different failures that one part logs. Further failures are recorded only where they happened, for example
+with a sample."""
 
 
 @dataclass(slots=True, eq=False)

@@ -12,9 +12,8 @@ _V1: Final = ("sys/fs/cgroup/memory", "memory.limit_in_bytes")
 
 
 def usable_memory(root: Path = Path("/")) -> int:
-    """Bytes of the machine's memory, or the lowest limit of this process's control groups if that is less.
-
-    root: where `/proc` and `/sys` are.
+    """Bytes of the machine's memory, or the lowest limit of this process's control groups if that is less. `root` is
+    the folder with `/proc` and `/sys`.
     """
     return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_limits(root)])
 

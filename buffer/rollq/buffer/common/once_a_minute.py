@@ -8,7 +8,7 @@ PERIOD_S: Final = 60.0
 
 
 class OnceAMinute:
-    """Counts events, and says which ones to log: the first, and then one every `PERIOD_S`."""
+    """Counts events, and says which events to log: the first, and then one every `PERIOD_S`."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock

@@ -32,7 +32,7 @@ def load_plugin(kind: str, name: str, builtins: Mapping[str, Any]) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Why a module cannot be imported. For an error that it raises, where."""
+    """Why a module cannot be imported. If it raises an error, the place of that error."""
     match error:
         case ImportError():
             return str(error)

@@ -20,11 +20,9 @@ RETRIES, RETRY_S = 4, 60.0
 
 
 def open_bucket(url: str, timeouts: "ClientConfig", *, what: str, retries: int | None = None) -> "S3Store":
-    """The objects at `s3://bucket/prefix`. `what` names them in messages. Does not talk to the store.
-
-    `retries`: for a failing request; by default `RETRIES`.
-
-    Raises `ConfigError` for any other URL, a wrong endpoint, or without obstore.
+    """The objects at `s3://bucket/prefix`. `what` names them in messages. `retries`, by default `RETRIES`, says how
+    failing requests are retried. Sends nothing to the store. Raises `ConfigError` for any other URL, for a wrong
+    endpoint, or without obstore.
     """
     if (found := URL.fullmatch(url)) is None:
         raise ConfigError(f"{url!r} is not the URL of a bucket and a prefix, such as s3://bucket/prefix")

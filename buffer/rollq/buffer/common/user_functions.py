@@ -23,7 +23,7 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function that rollq calls with `parameters` by position and `keywords` by name. `optional`: it may be
+    """A function that rollq calls with `parameters` by position and `keywords` by name. If it is `optional`, it may be
     absent."""
 
     name: str
@@ -145,7 +145,7 @@ CONTRACTS: Final[Mapping[str, Contract]] = {
 def check_function(function: Any, contract: Contract, path: str = "") -> None:
     """Raise `ConfigError` unless `function` can be called as the contract says.
 
-    `path`: its dotted path in the setting; '' if it was passed as an argument.
+    `path` is its dotted path in the setting, '' if it was passed as an argument.
     """
     (needed,) = contract.functions
     if inspect.isclass(function):

@@ -1,4 +1,4 @@
-"""The connections of a server: how many an address or a token may have, for how long, and which one to close for
+"""The connections of a server: how many an address or a token may have, for how long, and which connection to close for
 another.
 
 Invariant: a connection with a valid token is closed for another only while its token has more than `most_of_token`.
@@ -158,7 +158,7 @@ class Connections:
 
 def most_crowded(held: dict[Party, int], limits: ConnectionLimits) -> Party | None:
     """The party that makes room: the address with the most connections, or, without addresses, the token with the most,
-    if these are more than `most_of_token`; else None. Pure."""
+    if it has more than `most_of_token`; else None. Pure."""
     strangers = [party for party in held if not party.has_token]
     crowded = strangers or [party for party, count in held.items() if count > limits.most_of_token]
     return max(crowded, key=held.__getitem__, default=None)

@@ -35,7 +35,7 @@ def limits_here() -> ConnectionLimits:
 def address_of(peer: Any) -> str:
     """The owner of a connection: the IPv4 address, or the /64 network of an IPv6 address, which one host owns. Pure.
 
-    `peer`: the peer's address, as `socket.accept` returns it.
+    `peer` is the peer's address, as `socket.accept` returns it.
     """
     host = str(peer[0]).partition("%")[0] if isinstance(peer, tuple) else str(peer)
     try:

@@ -15,7 +15,8 @@ from rollq.buffer.wire.joined_frame import Pieces
 PLACE = "cluster"
 KEYS_PER_PAGE = 1000
 NOTICE_S = 1.0
-"""Enough for a primary that was down to learn that it was replaced. Until then it lacks the writes of that time."""
+"""Long enough, in seconds, for a primary that was down to learn that it was replaced. Until then, it lacks the writes
+of that time."""
 
 
 class ClusterPayloads:
@@ -37,7 +38,7 @@ class ClusterPayloads:
             self._run.send_all(commands)
 
     def read(self, names: Sequence[PayloadName], decode: Callable[[int, Frame | None], T]) -> list[T]:
-        """Read payloads; retry once those that seem to be gone."""
+        """Read payloads; payloads that seem to be gone are read once more."""
         gone: set[int] = set()
 
         def decode_found(index: int, reply: Any) -> Any:
@@ -54,14 +55,14 @@ class ClusterPayloads:
         return found
 
     def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
-        """The size of each; 0 for a payload that two requests did not find."""
+        """The size of each payload; 0 for a payload that two requests did not find."""
         found = self._run.send_all([("STRLEN", self._key(name)) for name in names])
         for index, reply in self._ask_again("STRLEN", names, [i for i, size in enumerate(found) if not size]):
             found[index] = reply
         return found
 
     def _ask_again(self, command: str, names: Sequence[PayloadName], gone: Sequence[int]) -> Iterator[tuple[int, Any]]:
-        """The replies for payloads that seem to be gone, once every node knows which ones are primaries."""
+        """The replies for payloads that seem to be gone, once every node knows which nodes are primaries."""
         if gone:
             self._run.closed.wait(NOTICE_S)
         return zip(gone, self._run.send_all([(command, self._key(names[index])) for index in gone]), strict=True)

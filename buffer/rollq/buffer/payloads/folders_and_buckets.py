@@ -1,4 +1,4 @@
-"""Objects in a folder, as plain files, and in a bucket: what `ObjectPayloads` keeps payloads in.
+"""Objects in a folder, as plain files, and in a bucket. `ObjectPayloads` keeps payloads in them.
 
 Both raise `FileNotFoundError` for a missing object, and the errors that `explain` knows.
 """
@@ -72,9 +72,8 @@ class Folder:
     failure: type[Exception] = OSError
 
     def __init__(self, path: str, setting: str = "payloads.url", *, durable: bool = False) -> None:
-        """Raises `ConfigError`, naming the `setting`, unless it is the absolute path of an existing folder.
-
-        `durable`: a file is on disk when `put` returns.
+        """Raises `ConfigError`, naming the `setting`, unless it is the absolute path of an existing folder. With
+        `durable`, a file is on disk when `put` returns.
         """
         if not Path(path).is_absolute():
             raise ConfigError(f"{setting} = {path!r}: is neither s3://bucket/prefix nor the absolute path of a folder")
@@ -149,7 +148,7 @@ class Folder:
             raise NotMounted("it has lost everything of this run; perhaps its file system is not mounted")
 
     def _at(self, name: str) -> Path:
-        """The path of a name, which may come from Redis. Raises `ServerRefused` for one that leads elsewhere."""
+        """The path of a name, which may come from Redis. Raises `ServerRefused` for a name that leads elsewhere."""
         if not set(name.split("/")).isdisjoint({"", ".", ".."}) or "\0" in name:
             raise ServerRefused(f"{name!r:.200} is not the name of a file below {str(self._path)!r}")
         return self._path / name
@@ -224,9 +223,8 @@ class Bucket:
 
 
 def open_objects(url: str, *, durable: bool = False) -> Objects:
-    """The objects at `s3://bucket/prefix`, or in a folder. Raises `ConfigError`.
-
-    `durable`: a file is on disk when `put` returns.
+    """The objects at `s3://bucket/prefix`, or in a folder. With `durable`, a file is on disk when `put` returns. Raises
+    `ConfigError`.
     """
     return Bucket(url) if url.startswith("s3:") else Folder(url, durable=durable)
 

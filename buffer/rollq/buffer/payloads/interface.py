@@ -22,11 +22,12 @@ T = TypeVar("T")
 Frame = bytes | memoryview
 
 NAME = re.compile(r"([a-z]+):(\d+):([^:/-]+-[^:/-]+)")
-"""As `AWAY_NAME` in `lua/common/samples.lua`."""
+"""The same pattern as `AWAY_NAME` in `lua/common/samples.lua`."""
 
 
 class PayloadName(NamedTuple):
-    """The name of a payload: which store has it, and whose it is. `leaf`: nonce of the lease, and a suffix."""
+    """The name of a payload, which says which store has it, and which group it belongs to. `leaf` consists of the
+    lease's nonce and a suffix."""
 
     task: str
     place: str
@@ -40,7 +41,7 @@ class PayloadName(NamedTuple):
 
     @classmethod
     def parse(cls, task: str, text: str) -> Self | None:
-        """Parse a name made by `encoded`; None for a payload in the task's slot, or without one."""
+        """Parse a name made by `encoded`; None for a payload in the task's slot, or for no payload."""
         matched = NAME.fullmatch(text)
         return matched and cls(task, matched[1], int(matched[2]), matched[3])
 
@@ -54,20 +55,19 @@ Write = Callable[[PayloadName, bytes | Pieces], None]
 
 
 class PayloadStore(Protocol):
-    """Where payloads are. Thread-safe.
-
-    Every method waits for an unavailable store, and raises `ServerUnavailable` or `ServerRefused` when waiting does not
-    help. All are safe to repeat.
+    """A store of payloads. Thread-safe. Every method waits for an unavailable store, and raises `ServerUnavailable` or
+    `ServerRefused` when waiting does not help. All methods are safe to repeat.
     """
 
     def writing(self) -> AbstractContextManager[Write]:
         """Yield a function that stores a payload; all are safe when the block ends."""
 
     def read(self, names: Sequence[PayloadName], decode: Callable[[int, Frame | None], T]) -> list[T]:
-        """Return `decode(i, payload)` of each, with None in place of one that is gone; called as they arrive."""
+        """Return `decode(i, payload)` for each payload, with None in place of a payload that is gone. `decode` is
+        called as payloads arrive."""
 
     def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
-        """The size of each; 0 if it is gone."""
+        """The size of each payload; 0 if it is gone."""
 
     def remove(self, names: Sequence[PayloadName]) -> None:
         """Remove payloads; missing ones are ignored."""

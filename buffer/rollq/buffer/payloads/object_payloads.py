@@ -23,9 +23,8 @@ PROBE = b"rollq doctor"
 
 
 class ObjectPayloads:
-    """A `PayloadStore`. It keeps what the file system or the object store keeps.
-
-    `folder()` returns the folder of the run's objects; it is called on first use.
+    """A `PayloadStore`. It is as durable as the file system or the object store. `folder()` returns the folder of the
+    run's objects; it is called on first use.
     """
 
     def __init__(
@@ -33,7 +32,7 @@ class ObjectPayloads:
     ) -> None:
         """Raises `ConfigError` unless the URL names an existing folder or a bucket.
 
-        `of_server`: it is the folder of an embedded server, and keeps the same promise as the server's own file.
+        With `of_server`, it is the folder of an embedded server, and is as durable as the server's append-only file.
         """
         self._name = f"folder {url!r} of the embedded server" if of_server else f"payloads.url = {url!r}"
         self._folder = folder
@@ -43,7 +42,7 @@ class ObjectPayloads:
 
     @contextmanager
     def writing(self) -> Iterator[Write]:
-        """Store payloads, several at a time, while the block makes others."""
+        """Store payloads, several at a time, while the block makes further payloads."""
         futures: list[Future[None]] = []
 
         def write(name: PayloadName, payload: bytes | Pieces) -> None:
@@ -59,7 +58,7 @@ class ObjectPayloads:
         return [decode(index, future.result()) for index, future in enumerate(futures)]
 
     def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
-        """The size of each; 0 if it is gone."""
+        """The size of each payload; 0 if it is gone."""
         size_bytes = self._objects.size_bytes
         return list(self._threads.map(lambda name: self._find(size_bytes, self._path(name)) or 0, names))
 
@@ -137,7 +136,7 @@ class ObjectPayloads:
         self._objects.check_mounted(self._marker)
 
     def _find(self, ask: Callable[[str], T], path: str) -> T | None:
-        """`ask(path)` of a payload; None if it is gone."""
+        """The result of `ask(path)` for a payload; None if it is gone."""
 
         def do() -> T | None:
             try:

@@ -1,4 +1,4 @@
-"""Routes external payloads: which of the run's stores takes a payload, and which one has it."""
+"""Routes external payloads: decides which of the run's stores takes a payload, and finds the store that has it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,8 +18,8 @@ SERVER_FOLDER = "server"
 MIN_BYTES = 1 << 20
 """The smallest frame in a bucket, or in a folder that roles share."""
 SERVER_FOLDER_MIN_BYTES = 4 << 20
-"""The smallest frame in the folder of an embedded server. Smaller ones are faster in the server's append-only file than
-in files that are synced one by one."""
+"""The smallest frame in the folder of an embedded server. Smaller frames are faster in the server's append-only file
+than in files that are synced one by one."""
 
 
 def out_of_reach(run: str, place: str) -> ConfigError:
@@ -61,9 +61,8 @@ class Payloads:
         )
 
     def find_server_folder(self, created_with: Callable[[], tuple[str, str] | None]) -> None:
-        """Use the folder of an embedded server if the run was created with it; or will be, because no `url` is set.
-
-        `created_with()`: the incarnation and the `place` of the run; None before it is created.
+        """Use the folder of an embedded server if the run was created with it, or will be because no `url` is set.
+        `created_with()` returns the incarnation and the `place` of the run, None before the run is created.
         """
         found = server_folder.find(self._run.servers, self._patience())
         if found and not self._server_folder:
@@ -83,7 +82,7 @@ class Payloads:
 
     @property
     def place(self) -> str:
-        """Where a run that this role creates keeps payloads outside its servers; "" for nowhere."""
+        """The place where a run that this role creates keeps payloads outside its servers; "" for none."""
         if not self.outside:
             return ""
         return SERVER_FOLDER if self._server_folder else object_payloads.PLACE
@@ -120,7 +119,8 @@ class Payloads:
         return None
 
     def _has_room(self, size_bytes: int) -> bool:
-        """Whether the outside store may take a payload; other stores than the folder of a server wait for room."""
+        """Whether the external store may take a payload. Only the folder of a server may refuse; other stores wait for
+        free space."""
         folder = self._server_folder
         return not folder or server_folder.has_room(folder.path, size_bytes, reserved_bytes=folder.reserved_bytes)
 
@@ -133,7 +133,7 @@ class Payloads:
             yield lambda name, payload: writers[name.place](name, payload)
 
     def read(self, names: Sequence[PayloadName], decode: Callable[[int, Frame | None], T]) -> list[T]:
-        """Return `decode(i, payload)` of each, with None in place of one that is gone."""
+        """Return `decode(i, payload)` for each payload, with None in place of a payload that is gone."""
         index = {name: number for number, name in enumerate(names)}
         payloads: dict[PayloadName, T] = {}
         for store, in_place in self._by_store(names):
@@ -145,7 +145,7 @@ class Payloads:
         return [payloads[name] for name in names]
 
     def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
-        """The size of each; 0 if it is gone."""
+        """The size of each payload; 0 if it is gone."""
         sizes: dict[PayloadName, int] = {}
         for store, in_place in self._by_store(names):
             sizes |= zip(in_place, store.sizes_bytes(in_place), strict=True)

@@ -1,1 +1,2 @@
-"""Queries over groups: the language that users write, the reads it becomes, and the calls that answer it."""
+"""Queries over groups: the language in which users write them, the reads that a query needs, and the calls that answer
+it."""

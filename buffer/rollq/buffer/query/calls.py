@@ -23,7 +23,8 @@ from rollq.buffer.values.rollouts import Status
 from rollq.buffer.wire.sample_outcomes import decode_outcomes
 
 IDS_PER_TRIP = 500
-"""Groups whose numbers are read in one trip. With a limit, at most this many are read needlessly."""
+"""The number of groups whose numbers are read in one trip. With a limit, at most this many groups are read
+needlessly."""
 
 _NUMBERS = (
     "status", "arrival", "letters", "versions", "token_versions", "reward", "tries", "error", "step", "counted_in",
@@ -52,7 +53,7 @@ class Querying(Looking):
         """The groups that match `query` (see `rollq.buffer.query.language`), by task, then in order of arrival; or in
         the order of `sort`, which counts only samples that match a condition on single samples.
 
-        `limit`: the most groups to return. See `matching`.
+        `limit` is the largest number of groups to return. See `matching`.
 
         >>> [group.uid for group in buffer.query({"status": "completed", "staleness": {"$gte": 1}}, limit=10)]
         """
@@ -112,7 +113,7 @@ class Querying(Looking):
             yield from self._records(task, trip, clock)
 
     def _ids(self, task: str, what: ReadPlan) -> Sequence[int]:
-        """Group ids in order of arrival: they count up with it."""
+        """Group ids in order of arrival, which is their numerical order."""
         if not what.scores:
             return what.ids
         ranges = [

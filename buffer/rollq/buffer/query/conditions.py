@@ -47,7 +47,7 @@ class Field:
         return self.field in IN_TEXTS
 
     def matches(self, found: Any) -> bool:
-        """Whether the operator accepts this value of the field, or one of its values if it has several."""
+        """Whether the operator accepts this value of the field, or one of the values if there are several."""
         if self.operator in _EQUALITY:
             return _EQUALITY[self.operator](_equals(self.field, found), self.value)
         if self.operator == "$contains":
@@ -68,7 +68,7 @@ def _equals(field: str, found: Any) -> frozenset[Any]:
 
 @dataclass(frozen=True, slots=True)
 class OneSample:
-    """Every part holds for one and the same sample."""
+    """Every part holds for the same sample."""
 
     parts: tuple[Field, ...]
 

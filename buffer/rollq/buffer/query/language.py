@@ -19,7 +19,7 @@ from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import FinishReason, Status
 
 MAX_DEPTH = 32
-"""How deep queries may be nested."""
+"""The deepest nesting of a query."""
 MOST_NUMBER = 1e300
 """Numbers beyond this, and NaN, are refused."""
 
@@ -153,4 +153,4 @@ def _ordered_value(field: str, where: str, operand: Any) -> Any:
 _OPERANDS: Final[Mapping[str, Callable[[str, str, Any], Any]]] = {
     "$eq": _value, "$ne": _value, "$contains": _value, "$in": _values, "$not_in": _values, "$between": _bounds,
 }  # fmt: skip
-"""Operator -> how its operand is read, unless it is one of order."""
+"""Operator -> the function that reads its operand; operators of order are not listed."""

@@ -22,20 +22,19 @@ from rollq.buffer.values.rollouts import Status
 from rollq.buffer.wire.prompts import decode_prompt
 
 MOST_READ = 128
-"""Groups that a search reads for one page at most."""
+"""The most groups that a search reads for one page."""
 MOST_READ_BYTES = 32 << 20
-"""A search stops once it has read this much of samples for one page."""
+"""A search stops once it has read this many bytes of samples for one page."""
 
 
 class Paging(Querying):
     """Calls that read groups by the page."""
 
     def page(self, selection: Selection, *, after: str = "", limit: int = 50) -> Page:
-        """Up to `limit` groups of a selection; unless it is sorted, those with the highest score of each set first.
-
-        `after`: from the previous page; "" for the first one. A search reads at most `MOST_READ` groups, fewer if they
-        are large, so an empty page may still have a next one. Groups that move between pages may be missing or
-        repeated. Raises `QueryError`, `StoreLost`.
+        """Up to `limit` groups of a selection; unless the selection is sorted, groups with the highest score of each
+        set come first. `after` comes from the previous page, and is "" for the first page. A search reads at most
+        `MOST_READ` groups, fewer if they are large, so an empty page may still have a next page. Groups that move
+        between pages may be missing or repeated. Raises `QueryError`, `StoreLost`.
         """
         limit = max(1, min(limit, MOST_ROWS))
         if selection.is_ranked:
@@ -60,7 +59,8 @@ class Paging(Querying):
         return filling.page(f"{place}.{rank}" if rank < sum(sizes[place:]) else None)
 
     def candidates(self, selection: Selection) -> Candidates:
-        """The groups that a ranked list may show, in its order: of the first `MOST_SORTED` of the selection."""
+        """The groups that a ranked list may show, in its order, out of the first `MOST_SORTED` groups of the
+        selection."""
         sets = list(self._sets(selection))
         sizes = self._sizes(sets)
         left, found = MOST_SORTED, list[Candidate]()
@@ -95,7 +95,7 @@ class Paging(Querying):
         ]  # fmt: skip
 
     def _sets(self, selection: Selection) -> "Iterator[_Set]":
-        """The sets of a selection; the batch of a step is one, too, with groups of it that are leaving."""
+        """The sets of a selection. The batch of a step is a set too, and includes its groups that are leaving."""
         if selection.step is not None:
             for task in selection.tasks:
                 ids = self.groups_of_step(task, selection.step) + self.leaving_of_step(task, selection.step)

@@ -32,7 +32,7 @@ _BY_ARRIVAL: Final = frozenset({Status.GATHERED, Status.EXPIRED, Status.FILTERED
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Whole numbers from `low` to `high`, both included; without a bound where it is infinite."""
+    """Whole numbers from `low` to `high`, both included. An infinite bound excludes nothing."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -96,7 +96,7 @@ class Reach:
 
 
 def reach_of(condition: Condition, tasks: frozenset[str]) -> Reach:
-    """Where groups of the run's `tasks` that match `condition` may be."""
+    """The reach of the groups of the run's `tasks` that may match `condition`."""
     match condition:
         case AllOf(parts):
             return reduce(Reach.both, (reach_of(part, tasks) for part in parts), Reach(tasks))
@@ -137,7 +137,7 @@ def _reach_of_field(condition: Field, tasks: frozenset[str]) -> Reach:
 
 
 def _range(condition: Field) -> Range:
-    """A range of whole numbers that includes all that the condition accepts."""
+    """A range of whole numbers that includes all numbers that the condition accepts."""
     value = condition.value
     if value is None or (condition.operator == "$in" and None in value):
         return _ALL
@@ -154,12 +154,13 @@ _RANGES: Final[Mapping[str, Callable[[Any], Range]]] = {
     "$between": lambda value: Range(math.ceil(value[0]), math.floor(value[1])),
     "$in": lambda value: Range(math.ceil(min(value)), math.floor(max(value))) if value else _NONE,
 }
-"""The whole numbers that each operator accepts; it accepts all if it is not here."""
+"""The whole numbers that each operator accepts; an operator that is not listed accepts all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Members of one sorted set (of a status, or `BY_VERSION`) whose score is from `low`, included, to `high`, not."""
+    """Members of one sorted set (of a status, or `BY_VERSION`) whose score is from `low` (included) to `high`
+    (excluded)."""
 
     index: str
     low: float = -math.inf
@@ -168,17 +169,18 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """The reads for one task: group ids that the query itself names, or else ranges of sorted sets."""
+    """The reads for one task: group ids that the query names, or else ranges of sorted sets."""
 
     ids: range = range(0)
     scores: tuple[Scores, ...] = ()
 
 
 def plan_reads(reach: Reach, *, step: int, order: str, most_ids: int, token_shift: int = 0) -> ReadPlan:
-    """Plan the reads for a task of `order` whose next step is `step`. Up to `most_ids` ids are read without any set.
+    """Plan the reads for a task of `order` whose next step is `step`. Up to `most_ids` ids are read without the sorted
+    sets.
 
-    `token_shift`: how far the version that a group counts as may be below its oldest token's version, 0 or less (see
-    `counted_version`).
+    `token_shift`, 0 or less, says how far the version that a group counts as may be below its oldest token's version
+    (see `counted_version`).
     """
     low = max(1, reach.arrivals.low)
     if reach.arrivals.high - low < most_ids:

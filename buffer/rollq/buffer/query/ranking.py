@@ -1,4 +1,4 @@
-"""The order of groups in lists: by a number of the group, or of the samples in it that are wanted. Pure."""
+"""The order of groups in lists: by a number of the group, or of its wanted samples. Pure."""
 
 import heapq
 import math
@@ -13,7 +13,7 @@ from rollq.buffer.query.records import GroupRecord
 from rollq.buffer.wire.sample_outcomes import SampleOutcome, longest, rewards_of
 
 MOST_SORTED = 10_000
-"""Most groups that are sorted: the first ones, if there are more."""
+"""The most groups that are sorted: if there are more, only the first groups."""
 LIST_SORTS = ("reward", "tokens", "step", "at", "tries")
 QUERY_SORTS = ("reward", "min_reward", "max_reward", "tokens", "tries", "staleness", "arrival")
 _ATTRIBUTES = {"at": "at_ms", "step": "listed_step"}
@@ -26,14 +26,15 @@ _OF_REWARDS: dict[str, Callable[[list[float]], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Sort:
-    """An order of groups by `field`; those without such a number come last."""
+    """An order of groups by `field`; groups without such a number come last."""
 
     field: str
     descending: bool = False
 
     @classmethod
     def parse(cls, text: str, known: Sequence[str]) -> Self:
-        """The order `[-]field`, descending with the sign. Raises `QueryError` for a field that is not `known`."""
+        """The order `[-]field`; the minus sign means descending. Raises `QueryError` for a field that is not
+        `known`."""
         field = text.removeprefix("-")
         if field not in known:
             raise QueryError(
@@ -42,14 +43,15 @@ class Sort:
         return cls(field, text.startswith("-"))
 
     def place(self, group: Any, wanted: Sequence[SampleOutcome] | None) -> float:
-        """Where a group comes. `wanted`: the samples that a condition on single ones accepts; None without one."""
+        """The place of a group in the order. `wanted` are the samples that a condition on single samples accepts, None
+        without such a condition."""
         value = self._value(group, wanted)
         if value is None:
             return math.inf
         return -value if self.descending else value
 
     def sample_place(self, sample: SampleOutcome) -> float:
-        """Where a sample comes among the others of its group; by another field, all are equal."""
+        """The place of a sample in its group; if the order is by another field, all are equal."""
         value = sample.tokens if self.field == "tokens" else sample.reward if self.field in _OF_REWARDS else 0
         if value is None:
             return math.inf
@@ -77,9 +79,8 @@ def without_repeats(records: Iterable[GroupRecord]) -> Iterator[GroupRecord]:
 def first_records(
     records: Iterable[GroupRecord], condition: Condition, sort: Sort | None, limit: int | None
 ) -> list[GroupRecord]:
-    """The first `limit` groups that match a condition, all for None, in the order of `sort`, or as they come.
-
-    At most `limit` are held at a time.
+    """The first `limit` groups that match a condition (None means all groups), in the order of `sort`, or as they
+    arrive. At most `limit` groups are held at a time.
     """
     if sort is None:
         return list(islice(records, limit))

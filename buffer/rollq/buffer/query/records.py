@@ -10,14 +10,14 @@ from rollq.buffer.wire.sample_outcomes import SampleOutcome, longest, rewards_of
 class GroupRecord:
     """One group, as queries see it.
 
-    `uid`: its number within its task; numbers are given in order of arrival, so that `arrival` is the same number.
-    `staleness`: of its oldest remaining token, at the next train step; 0 without tokens. For an expired group, its
-    staleness when it expired. `reward`: mean over its samples at the last put, None if no finished sample is left.
-    `tries`: its attempts, counted from 0 again after an interruption or expiry. `error`: why it failed or was filtered,
-    or the error of an earlier try; else "". `step`: the train step that claimed it, or, while it is pending or running,
-    the step that it was admitted for; None in every other status. `listed_step`: likewise, but in no status None.
-    `at_ms`: when it was put last, or else admitted, in ms since 1970. `row`: of its prompt in the prompts of its task.
-    `samples`: the outcomes of those that have started.
+    `uid` is its number within its task; numbers are given in order of arrival, so `arrival` is the same number.
+    `staleness` is the staleness of its oldest remaining token at the next train step, 0 without tokens. For an expired
+    group, it is the staleness at its expiry. `reward` is the mean over its samples at the last put, None if no finished
+    sample is left. `tries` counts its attempts, from 0 again after an interruption or expiry. `error` says why it
+    failed or was filtered, or is the error of an earlier try, or "". `step` is the train step that claimed it, or,
+    while it is pending or running, the step that it was admitted for, and None in every other status. `listed_step` is
+    the same, but never None. `at_ms` is the time of its last put, or else of its admission, in ms since 1970. `row` is
+    the row of its prompt in its task's prompts. `samples` are the outcomes of the samples that have started.
     """
 
     uid: int
@@ -51,10 +51,10 @@ class GroupRecord:
 
     @property
     def finish_reason(self) -> frozenset[str]:
-        """Why generation of its samples ended: every reason that one of them has."""
+        """Every finish reason that one of its samples has."""
         return frozenset(outcome.finish_reason for outcome in self.samples if outcome.finish_reason)
 
     @property
     def failure(self) -> frozenset[str]:
-        """The parts that its samples failed at: every kind that one of them has."""
+        """Every failure kind that one of its samples has."""
         return frozenset(outcome.failure for outcome in self.samples if outcome.failure)

@@ -14,19 +14,17 @@ from rollq.buffer.values.rollouts import Status
 from rollq.buffer.wire.sample_outcomes import SampleOutcome
 
 MOST_ROWS = 200
-"""Groups on a page at most."""
+"""The most groups on a page."""
 SEARCHED_PER_TRIP = 4
 """Groups whose samples are read in one trip."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The groups of these tasks that have one of these statuses, in this order, or in the order of `sort`.
-
-    `step`: only those in the batch of a train step. `row`, `record`: only those
-    whose prompt is in this row of the prompts, and is stored as this text.
-    `sample`: only those with a sample that meets all of it. `prompt`, `text`: only those that have it in their prompt,
-    or in their samples, in upper or lower case; "" for any.
+    """The groups of these tasks that have one of these statuses, in this order, or in the order of `sort`. Further
+    conditions limit the groups: `step` to the batch of a train step, `row` and `record` to groups whose prompt is in
+    this row of the prompts and is stored as this text, `sample` to groups with a sample that meets the whole condition,
+    and `prompt` and `text` to groups whose prompt or samples contain it, in upper or lower case; "" accepts any.
     """
 
     tasks: Sequence[str]
@@ -55,7 +53,7 @@ class Selection:
         return self.sort is not None or self.sample is not None or self.row is not None
 
     def place(self, group: Any, outcomes: Sequence[SampleOutcome]) -> float | None:
-        """Where a group, or its numbers, comes in a ranked list; None for one that is not wanted."""
+        """The place of a group, or of its numbers, in a ranked list; None for a group that is not wanted."""
         if group.status not in self.statuses or self.row not in (None, group.row):
             return None
         wanted = None if self.sample is None else list(filter(self.sample.accepts, outcomes))
@@ -75,8 +73,9 @@ class Selection:
 
 
 class Page(NamedTuple):
-    """Some groups without their samples, how many were read for them, and where the next page begins: None at the
-    end. `is_partial`: a ranked list did not examine all groups. `note`: anything else that is missing."""
+    """Some groups without their samples, the number of groups that were read to find them, and the start of the next
+    page, None at the end. `is_partial` is true if a ranked list did not examine all groups. `note` says what else is
+    missing."""
 
     groups: tuple[FoundGroup, ...]
     read: int
@@ -86,7 +85,7 @@ class Page(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A group that a ranked list may show, at its `place`. `where`: for its reader."""
+    """A group that a ranked list may show, at its `place`. `where` is the place from which its reader reads it."""
 
     place: float
     task: str
@@ -95,14 +94,15 @@ class Candidate(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The groups of a ranked list, in order. `is_partial`: not all groups were examined."""
+    """The groups of a ranked list, in order. `is_partial` is true if not all groups were examined."""
 
     listed: Sequence[Candidate]
     is_partial: bool
 
 
 def parse_after(after: str) -> tuple[int, int]:
-    """Where a page begins: which set of a selection, and how many of it came before. Raises `QueryError`."""
+    """Where a page begins: the set of the selection, and the number of its groups on earlier pages. Raises
+    `QueryError`."""
     if not re.fullmatch(r"(\d{1,9}\.\d{1,9})?", after):
         raise QueryError(f"after {after!r}: pass the value from the previous page")
     place, _, rank = after.partition(".")
@@ -133,7 +133,7 @@ class Filling:
         return max(most, 0)
 
     def add(self, read: int, groups: Iterable[FoundGroup]) -> None:
-        """Take the wanted ones of `groups`, which are those of `read` that are still there."""
+        """Add the wanted groups. `read` groups were asked for, and `groups` are the ones that are still there."""
         there = list(groups)
         self.read += read
         self.shown += filter(self.selection.holds, there)
@@ -141,7 +141,7 @@ class Filling:
             self.read_bytes += sum(int(group.fields.get("bytes") or 0) for group in there)
 
     def page(self, after: str | None, *, is_partial: bool = False) -> Page:
-        """The page as it is now, with the place of the next one."""
+        """The page as it is now, with the place of the next page."""
         return Page(tuple(self.shown), self.read, after, is_partial)
 
 
@@ -152,8 +152,8 @@ def ranked_page(
     after: str,
     filling: Filling,
 ) -> Page:
-    """A page of candidates. `read`: the groups of some of them that are still there, in their order. Raises
-    `QueryError`."""
+    """A page of candidates. `read` returns the groups of some candidates, in their order, except those that are gone.
+    Raises `QueryError`."""
     _, rank = parse_after(after)
     while rank < len(found.listed) and (count := filling.next_groups):
         some = found.listed[rank : rank + count]

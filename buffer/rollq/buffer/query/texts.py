@@ -11,7 +11,8 @@ _NOT_SAID = ("role", "type", "id", "tool_call_id")
 
 @dataclass(frozen=True, slots=True)
 class GroupTexts:
-    """The texts of a group that are searched: all of its prompt, and what its samples and their conversations say."""
+    """The texts of a group that are searched: its whole prompt, and the texts of its samples and their
+    conversations."""
 
     prompt: str
     text: str
@@ -20,7 +21,7 @@ class GroupTexts:
 def texts_of(content: Any, samples: Iterable[Sample]) -> GroupTexts:
     """The texts of a group with this `Prompt.content`.
 
-    A message is searched with all that it has, so calls of tools are found too.
+    All fields of a message are searched, so calls of tools are found too.
     """
     written = [text for sample in samples for text in (sample.text, *_said(sample.extra.get("messages")))]
     return GroupTexts("\n".join(_said(content)), "\n".join(written))

@@ -1,1 +1,1 @@
-"""Rewards to advantages, of whole samples and of single tokens. Pure."""
+"""Converts rewards to advantages, for whole samples and for single tokens. Pure."""

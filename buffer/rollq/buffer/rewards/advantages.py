@@ -1,4 +1,4 @@
-"""Rewards to advantages, over the whole batch of a step, before it is split among ranks.
+"""Converts rewards to advantages over the whole batch of a step, before it is split among ranks.
 
 Invariant: a sample that did not complete gets advantage 0 and takes no part in any baseline or deviation.
 `Batch` computes every rank's share from the same call, so gradients do not depend on the number of ranks.
@@ -26,18 +26,15 @@ class AdvantageSettings(Settings):
 
     baseline `group`, scale `group`: GRPO, (r - mean) / (std + eps) of the group (Shao et al. 2024, arXiv:2402.03300).
     baseline `group`, scale `none`: Dr. GRPO, which drops the deviation because it favours questions that are nearly
-    always or nearly never solved (Liu et al. 2025, arXiv:2503.20783).
-    baseline `leave_one_out`: RLOO, r_i minus the mean of the group's other samples (Ahmadian et al. 2024,
-    arXiv:2402.14740).
-    baseline or scale `batch`: mean or deviation of all samples that the group's task has in the batch, instead of the
-    group's; rewards of different tasks are never compared. The mean of the batch does not combine with the deviation of
-    the group: in a group of equal rewards, only `eps` would be left.
-    baseline `opo`: sum(l_i r_i) / sum(l_i) of the group, with l_i the loss tokens of a sample; with scale `none` OPO
-    (Hao et al. 2025, arXiv:2505.23585).
-    `pass_k` = k > 1: pass@k training (Chen et al. 2025, arXiv:2508.10751), where a sample earns what draws of k samples
-    of its group that include it earn on average, and a draw earns 1 if any of its rewards is > 0, else 0. With n
-    samples and m without a reward > 0, the mean is R = 1 - C(m, k) / C(n, k), and the deviation that `scale = "group"`
-    divides by is sqrt(R (1 - R)).
+    always or nearly never solved (Liu et al. 2025, arXiv:2503.20783). baseline `leave_one_out`: RLOO, r_i minus the
+    mean of the group's other samples (Ahmadian et al. 2024, arXiv:2402.14740). baseline or scale `batch`: mean or
+    deviation of all samples that the group's task has in the batch, instead of the group's; rewards of different tasks
+    are never compared. The mean of the batch does not combine with the deviation of the group: in a group of equal
+    rewards, only `eps` would be left. baseline `opo`: sum(l_i r_i) / sum(l_i) of the group, with l_i the loss tokens of
+    a sample; with scale `none` OPO (Hao et al. 2025, arXiv:2505.23585). `pass_k` = k > 1: pass@k training (Chen et al.
+    2025, arXiv:2508.10751), where a sample earns the mean over all draws of k samples of its group that include it, and
+    a draw earns 1 if any of its rewards is > 0, else 0. With n samples and m without a reward > 0, the mean is R = 1 -
+    C(m, k) / C(n, k), and the deviation that `scale = "group"` divides by is sqrt(R (1 - R)).
     """
 
     baseline: Literal["group", "leave_one_out", "batch", "opo"] = Field(
@@ -92,9 +89,9 @@ def advantages(
     """Advantages float32 [N] of N samples; 0 where `valid` is False.
 
     `rewards` float [N] (ignored where not valid), `groups` int [N] group index of each sample from 0, `valid` bool [N],
-    `tasks` int [N] task index of each sample from 0; None: all are of one task. `lengths` int [N] loss tokens of each
-    sample, which baseline `opo` needs; None: all have the same.
-    A group of one has deviation 0 and advantage 0. With `pass_k` > 1, a group of at most `pass_k` has advantage 0.
+    `tasks` int [N] task index of each sample from 0 (None means that all belong to one task). `lengths` int [N] loss
+    tokens of each sample, which baseline `opo` needs (None means that all are equal). A group of one has deviation 0
+    and advantage 0. With `pass_k` > 1, a group of at most `pass_k` has advantage 0.
     """
     keep = np.asarray(valid, dtype=np.bool_)
     group = np.asarray(groups, dtype=np.int64)
@@ -114,7 +111,7 @@ def advantages(
 
 
 def draw_weights(probabilities: npt.ArrayLike, tasks: npt.ArrayLike, correction: float) -> Float32Array:
-    """Factors float32 [G] of the advantages of G groups that make up for how probable their draws were.
+    """Factors float32 [G] for the advantages of G groups, which correct for the probabilities of their draws.
 
     `probabilities` float [G], NaN for a group that was not drawn, and `tasks` int [G] the task index of each from 0. A
     factor is (lowest probability of the task's groups / own probability) ** correction, so the largest is 1: the
@@ -129,7 +126,7 @@ def draw_weights(probabilities: npt.ArrayLike, tasks: npt.ArrayLike, correction:
 
 
 def no_advantage(rewards: Sequence[float]) -> bool:
-    """Whether the valid samples of a group, with these rewards, have no advantage over one another.
+    """Whether the valid samples of a group, with these rewards, all have advantage 0.
 
     Rewards that differ by no more than `SAME_REWARD` count as the same: a score changes that much when its terms are
     added in another order or stored as float32, and a deviation below the default `eps` gives almost no advantage.

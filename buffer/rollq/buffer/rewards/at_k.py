@@ -5,7 +5,7 @@ from math import comb
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """The chance that one of k samples passes, when `passed` of n `samples` have: 1 - C(n - c, k) / C(n, k).
+    """The probability that one of k samples passes, if `passed` of n `samples` have: 1 - C(n - c, k) / C(n, k).
 
     From Chen et al. 2021, arXiv:2107.03374. Raises `ValueError` unless 1 <= k <= n.
     """

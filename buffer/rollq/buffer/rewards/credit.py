@@ -1,6 +1,6 @@
 """Credit: the rewards of single tokens and turns of a sample, and the resulting advantages. Pure.
 
-Rewards of tokens travel as the named array `token_rewards`, float32 [R] over the response tokens of each segment. A
+Token rewards are stored as the named array `token_rewards`, float32 [R] over the response tokens of each segment. A
 *step* is a unit with a separate return: a token, or a turn of the model. Workers put the reward of a turn on its last
 token, and the trainer adds the rewards up by steps.
 """
@@ -49,7 +49,7 @@ def steps_of(segments: Sequence[Segment], kind: StepKind) -> Int64Array:
 
 
 def last_tokens(segments: Sequence[Segment], kind: StepKind) -> Int64Array:
-    """The last token of each step of a sample that is the model's, int64 [K], by index into all response tokens."""
+    """The model's last token in each step of a sample, int64 [K], by index into all response tokens."""
     masks = np.concatenate([np.zeros(0, np.bool_), *map(_mask, segments)])
     own = np.flatnonzero(masks) if masks.any() else np.arange(len(masks))
     steps = steps_of(segments, kind)[own]
@@ -71,9 +71,9 @@ def token_advantages(
     G_k = reward_k + `discount` G_(k+1). The advantage of all its tokens is (G_k - baseline) / scale.
 
     `settings` chooses baseline and scale: mean and deviation of the returns in the group. Each sample has the same
-    weight there, with any number of steps. So a reward that comes with the last token, without a discount, gives every
-    token the advantage that `rollq.buffer.rewards.advantages.advantages` gives its sample. Means of a batch, OPO and
-    pass@k are not supported. Raises `ConfigError` for them.
+    weight in these, however many steps it has. So a reward on the last token, without a discount, gives every token the
+    advantage that `rollq.buffer.rewards.advantages.advantages` gives its sample. Means of a batch, OPO and pass@k are
+    not supported. Raises `ConfigError` for them.
     """
     if "batch" in (settings.baseline, settings.scale):
         raise ConfigError('baseline and scale "batch": returns of tokens and turns are compared within a group only')

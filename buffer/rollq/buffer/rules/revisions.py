@@ -22,12 +22,11 @@ _SIZES: Final = frozenset({"batch_groups", "schedule"})
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """One revision of a task's rules, the first being those that it was created with.
-
-    `step`: the first train step that was claimed, or can be, under these rules. `changes`: name of a rule -> its value
-    before and after, as text. `by`: the host and the process that asked for it. `batch`: the groups of every task that
-    was to change with it, if a new weight divided the whole batch again. `first_groups`: the groups in batches before
-    any schedule.
+    """One revision of a task's rules. The first revision has the rules that the task was created with. `step` is the
+    first train step that was claimed, or can be, under these rules. `changes` maps the name of a rule to its value
+    before and after, as text. `by` is the host and the process that asked for the change. If a new weight divided the
+    whole batch again, `batch` has the groups of every task that was to change. `first_groups` is the number of groups
+    in batches before any schedule.
     """
 
     number: int
@@ -166,7 +165,7 @@ def sizes_by_weight(
     """Groups of each task in the batch of `step` when `weights` share the groups of all. Tasks without groups there,
     such as retired ones, get none.
 
-    `tasks`: the rules of the shards of each. Raises `ConfigError` when a later step has other sizes already, and for
+    `tasks` has the rules of each task's shards. Raises `ConfigError` when a later step has other sizes already, and for
     weights that cannot be used.
     """
     for task, shards in tasks.items():
@@ -190,11 +189,9 @@ def _shared(groups: int, weights: Sequence[tuple[str, float]]) -> dict[str, int]
 def unfinished_batch(
     tasks: Mapping[str, TaskRules], revisions: Mapping[str, Sequence[Revision]], step: int
 ) -> Mapping[str, int]:
-    """The groups of each task that the last new weight was to give to the batch of `step`, if it was interrupted
-    between two tasks; empty if it was not.
-
-    `tasks`, `revisions`: the rules of all tasks, and how they changed. A task whose size was changed later counts as
-    finished.
+    """The groups of each task that the last new weight was to give to the batch of `step`, if the change was
+    interrupted between two tasks, otherwise empty. `tasks` and `revisions` are the rules of all tasks and their
+    revisions. A task whose size was changed later counts as finished.
     """
     by_time = sorted(chain.from_iterable(revisions.values()), key=attrgetter("time_s"))
     last = next((revision for revision in reversed(by_time) if revision.batch), None)

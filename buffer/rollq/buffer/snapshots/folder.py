@@ -73,11 +73,10 @@ class SavedTask(_Model):
 class Snapshot(_Model):
     """The index of a snapshot.
 
-    `functions`: the schema of the run that was saved, by the name that it had in the first snapshots.
-    `versions`: version -> digest of weights that were published; `plans`: step -> sizes per task;
-    `curves`: of steps and of evaluations, each row -> its step.
-    `ancestors`: incarnations whose trainers' checkpoints belong to this snapshot -> last step and epoch of each.
-    `undone`: see `run_begin_epoch.lua`.
+    `functions` is the schema of the saved run, under the name from the first snapshots. `versions` maps versions to
+    digests of published weights, and `plans` maps steps to sizes per task. `curves`, of steps and of evaluations, map
+    each row to its step. `ancestors` maps incarnations whose trainers' checkpoints belong to this snapshot to the last
+    step and epoch of each. `undone` is described in `run_begin_epoch.lua`.
     """
 
     schema_version: int = Field(alias="schema")

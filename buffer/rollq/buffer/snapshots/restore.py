@@ -48,7 +48,7 @@ class Restoring(BufferCore):
     ) -> Snapshot:
         """Restore the snapshot in `directory` as this run, which must not exist.
 
-        The saved run may have had a different name. `rules`: of the tasks from now on; tasks that are not in the
+        The saved run may have had a different name. `rules` are the tasks' rules from now on; tasks that are not in the
         snapshot start from scratch. Raises `SnapshotError` naming the damaged file, or `RunMismatch` if the run exists
         or a rule differs, which it names. In all these cases, nothing has been written.
         """

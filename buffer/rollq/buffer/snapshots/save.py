@@ -97,9 +97,9 @@ class Saving(ReadingStored):
     def save(self, directory: Path, *, replace: bool = False, report: Report = lambda groups, of_all: None) -> Snapshot:
         """Save the whole run to the folder `directory`, which appears complete or not at all. No role has to wait.
 
-        `replace`: a snapshot in `directory` is replaced once the new one is complete. Raises `ConfigError` for a folder
-        that must not be overwritten, and without the `payloads.url` of the run; `SnapshotError` if the folder cannot be
-        written, or if trainers keep taking over the run; and `StoreLost`.
+        With `replace`, a snapshot in `directory` is replaced once the new snapshot is complete. Raises `ConfigError`
+        for a folder that must not be overwritten, and without the `payloads.url` of the run; `SnapshotError` if the
+        folder cannot be written, or if trainers keep taking over the run; and `StoreLost`.
         """
         self._find_server_folder()
         self._check_reach()
@@ -235,10 +235,9 @@ class Saving(ReadingStored):
 
 
 def as_indexed(group: SavedGroup, batch: str | None, admitted: int) -> SavedGroup:
-    """The group as it was at the instant of the index, by which it had `group.status` and belonged to `batch`.
-
-    The group was read later than the index, and may have moved since. `admitted`: groups that the task had by then.
-    Raises `SnapshotError` for a result that was taken apart since.
+    """The group as it was at the instant of the index, which says that it had `group.status` and belonged to `batch`.
+    The group was read later than the index, and may have moved since. `admitted` is the number of groups that the task
+    had by then. Raises `SnapshotError` for a result that was taken apart since.
     """
     status, now = Status(group.status), Status(group.fields["status"])
     if status not in UNFINISHED and now in UNFINISHED:

@@ -46,10 +46,9 @@ _outages = Outages()
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait for a server that does not serve, and what ends the wait early.
-
-    `unanswered_s`: for one that does not answer; `unready_s`: for one that answers, but is loading, failing over or
-    busy. Setting `closed` ends every wait at once, so that a role can stop during an outage.
+    """How long to wait for a server that does not serve, and what ends the wait early. `unanswered_s` applies to a
+    server that does not answer, and `unready_s` to a server that answers, but is loading, failing over or busy. Setting
+    `closed` ends every wait at once, so that a role can stop during an outage.
     """
 
     unanswered_s: float = 60.0
@@ -82,8 +81,8 @@ def wait_out(
     explain: Callable[[Any], Trouble | None] = diagnose,
 ) -> T:
     """Like `patiently`, for the servers that messages call `name`. `before_next` is called before `do` is repeated.
-
-    `fails`: the error of a server that may be unavailable. `explain`: its meaning; None if it is not about a server.
+    `fails` is the error of a server that may be unavailable. `explain` returns its meaning, None if the error is not
+    about a server.
     """
     started_s = time.monotonic()
     for tries in count(1):
@@ -121,12 +120,10 @@ def _pause(name: str, error: Exception, trouble: Trouble, tries: int, waited_s: 
 
 
 def connect(url: str, password: str | None = None, name: str | None = None) -> redis.Redis:
-    """Return a client of the server at `url` that is known to serve rollq. Payloads stay bytes.
-
-    `name`: of its connections, as the server lists them.
-
-    Waits for a server that is still loading its data, but only a moment for one that does not answer.
-    Raises ConfigError (the URL), ServerUnavailable, ServerRefused (password, rights, version, eviction policy).
+    """Return a client of the server at `url` that is known to serve rollq. Payloads stay bytes. `name` is the name of
+    its connections in the server's list. Waits for a server that is still loading its data, but only a moment for a
+    server that does not answer. Raises ConfigError (the URL), ServerUnavailable, ServerRefused (password, rights,
+    version, eviction policy).
     """
     client = open_client(url, password, name)
     try:
@@ -140,9 +137,9 @@ def connect(url: str, password: str | None = None, name: str | None = None) -> r
 def open_client(
     url: str, password: str | None = None, name: str | None = None, *, timeout_s: float = SOCKET_TIMEOUT_S
 ) -> redis.Redis:
-    """Return a client for `url` without talking to the server. A password in the URL wins over `password`.
-
-    `name`: of its connections, as the server lists them. After `timeout_s` without a byte one counts as broken.
+    """Return a client for `url` without talking to the server. A password in the URL takes precedence over `password`.
+    `name` is the name of its connections in the server's list. After `timeout_s` without a byte, a connection counts as
+    broken.
 
     Raises ConfigError for a URL that is not `redis://`, `rediss://` or `unix://`, or has unknown options.
     """

@@ -74,9 +74,8 @@ def pipeline(
 
 
 class _Connection:
-    """One connection, which gathers what it sends, so that few system calls are needed.
-
-    `written`: the key of the last command that may have written, or None. `mark`: the key of the last function.
+    """One connection, which collects what it sends, so that it needs few system calls. `written` is the key of the last
+    command that may have written, or None. `mark` is the key of the last function.
     """
 
     def __init__(self, client: redis.Redis, connection: Any) -> None:

@@ -49,10 +49,10 @@ class Events:
     ) -> None:
         """Subscribe to the channels of a run.
 
-        `channels`: their names without the kind. `kinds`: the kinds that wake; empty for all. `task_prefix`: the prefix
-        of the keys of the only task whose events count, beside the events of the run as a whole; None for all tasks.
-        `others`: other channels by name, with the function that is called with each of their messages; these messages
-        wake nobody.
+        `channels` is their name without the kind. `kinds` are the kinds that wake; empty means all. `task_prefix` is
+        the prefix of the keys of the only task whose events count, beside events of the run as a whole; None means all
+        tasks. `others` maps the names of other channels to the functions that are called with each of their messages;
+        these messages wake nobody.
         """
         self._servers = servers
         self._channels = [channel_of(channels, kind) for kind in kinds or EventKind]
@@ -102,7 +102,7 @@ class Events:
 
 
 def channel_of(channels: str, kind: EventKind) -> str:
-    """The channel of one kind of wake-ups. `channels`: the name of all without the kind."""
+    """The channel of one kind of wake-ups. `channels` is the name of all channels without the kind."""
     return f"{channels}:{kind}"
 
 

@@ -45,8 +45,8 @@ T = TypeVar("T")
 class Servers(Protocol):
     """Where the keys of a buffer are. Thread-safe.
 
-    `replicas`: how many replicas of a server must have what a function has written before it counts.
-    `spread`: whether keys of different slots are on different servers.
+    `replicas` is the number of a server's replicas that must have what a function has written before it counts.
+    `spread` is true if keys of different slots are on different servers.
     """
 
     replicas: int
@@ -121,8 +121,8 @@ class _Slots(NamedTuple):
 
 
 class _Node(NamedTuple):
-    """A node as another one sees it. `primary`: the id of the one that it follows. `seen_ms`: when it last answered, by
-    the clock of the other; infinity for that one itself."""
+    """A node as another node sees it. `primary` is the id of the node that it follows. `seen_ms` is the time of its
+    last answer by the other node's clock, or infinity for that other node itself."""
 
     id: str
     host: str
@@ -154,7 +154,7 @@ class Cluster:
     spread = True
 
     def __init__(self, url: str, password: str | None, name: str | None = None) -> None:
-        """Does no I/O. `name`: of connections. Raises `ConfigError` for a URL that names no cluster."""
+        """Does no I/O. `name` is the name of connections. Raises `ConfigError` for a URL that names no cluster."""
         self._url = url
         self._password = password
         self._name = name
@@ -236,7 +236,7 @@ class Cluster:
             self.refresh()
 
     def _read_slots(self, asked: str, ranges: Any) -> _Slots | None:
-        """The answer of the node at host `asked`: first slot, last slot, and the primary, of each range."""
+        """The answer of the node at host `asked`: the first slot, the last slot and the primary of each range."""
         firsts: list[int] = [0]
         nodes: list[redis.Redis | None] = [None]
         for first, last, (host, port, *_), *_ in sorted(ranges, key=itemgetter(0)):
@@ -258,12 +258,11 @@ class Cluster:
 
 
 def connect_servers(url: str, password: str | None = None, name: str | None = None) -> Servers:
-    """Return the servers at `url`, all of them known to serve rollq: a cluster where it names several hosts.
+    """Return the servers at `url`, all of them known to serve rollq. A URL with several hosts means a cluster.
 
-    `name`: of the connections, as the servers list them.
-    Waits for servers that are still loading their data, but only a moment for those that do not answer.
-    Raises `ConfigError` (the URL), `ServerUnavailable`, `ServerRefused` (password, rights, version, eviction policy, a
-    cluster without replicas).
+    `name` is the name of the connections in the servers' lists. Waits for servers that are still loading their data,
+    but only a moment for servers that do not answer. Raises `ConfigError` (the URL), `ServerUnavailable`,
+    `ServerRefused` (password, rights, version, eviction policy, a cluster without replicas).
     """
     if len(node_urls(url)) == 1:
         return OneServer(connect(url, password, name))

@@ -104,9 +104,9 @@ rollq:{run}:plan:<step>             read    read    write    read     write     
 rollq:{run}:weights                 -         -       write    -        -         -
 rollq:{run}:weights:<digest>:<n>    -         read    write    -        -         -
 """
-"""The right of each role on each key. `write` includes `read`. `copy`: drop one or its fields, ask whether it has a
-field and how long that is, or copy one to another, but neither read nor write it. The operator writes because `rollq
-restore` does."""
+"""The right of each role on each key. `write` includes `read`. `copy` means to drop a key or its fields, to ask whether
+it has a field and how long that field is, or to copy one key to another, but neither to read nor to write it. The
+operator writes because `rollq restore` does."""
 
 READS = (
     "get exists hexists hget hgetall hlen hmget hrandfield hscan hstrlen hvals llen lrange smembers srandmember strlen "
@@ -159,8 +159,8 @@ CALLERS: Mapping[str, tuple[Role, ...]] = {
 def acl_lines(run: str, password_digests: Mapping[User, str], also: Collection[str] = ()) -> list[str]:
     """The lines of an ACL file for `run`: no default user, and a user `<run>-<user>` for each of `password_digests`.
 
-    `password_digests`: see `password_digest`. `also`: digests of other releases whose functions the roles may call.
-    Raises `ConfigError` for an invalid run name.
+    `password_digests` come from `password_digest`. `also` are digests of other releases whose functions the roles may
+    call. Raises `ConfigError` for an invalid run name.
     """
     RunKeys(run)
     releases = (digest(), *also)

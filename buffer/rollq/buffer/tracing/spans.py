@@ -17,7 +17,7 @@ MOST_ERROR: Final = 1000
 
 
 class Span(NamedTuple):
-    """One stretch of a group's life, in ms since 1970 on the server's clock. `error`: why it failed, else ''.
+    """One stretch of a group's life, in ms since 1970 on the server's clock. `error` says why it failed, or is ''.
 
     `parent_id` is `NO_PARENT` for the span of the whole life.
     """

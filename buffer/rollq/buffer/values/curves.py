@@ -22,8 +22,8 @@ _NUMBER_BYTES: Final = 20
 class Line:
     """One line of a chart.
 
-    `name`: the keys of a line of `metrics.jsonl`, joined by `/`, as trackers have it; a key `*` is any, such as a
-    task. `trl` and `verl`: the names of the same, or nearly the same, number there.
+    `name` has the keys of a line of `metrics.jsonl`, joined by `/`, as in trackers; a key `*` means any key, such as a
+    task. `trl` and `verl` are the names of the same, or nearly the same, number there.
     """
 
     name: str

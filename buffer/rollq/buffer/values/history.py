@@ -25,7 +25,8 @@ MOST_ROW_BYTES = 360
 
 @dataclass(frozen=True, slots=True)
 class HistoryRow:
-    """A task at one moment of the server's clock, `at_ms`: `ready` groups at `step`, with weights `version` live."""
+    """A task at the moment `at_ms` of the server's clock. It had `ready` groups at `step`, and weights `version` were
+    live."""
 
     at_ms: int
     step: int
@@ -61,10 +62,11 @@ class SeenProducer:
 class Overview:
     """Facts of a task that monitors show beside its counts.
 
-    `silent_s`: seconds since a producer looked at the task; None if no producer ever has. `rows`: the newest ones of
-    its history. `by_staleness`: ready groups by the staleness that they would be trained with. The ages are in seconds,
-    of the pending group that is leased next, of the lease that is the oldest among those with the oldest weights, and
-    of the result of the ready group that is trained next; None without one. `producers`: the latest one first.
+    `silent_s` is the number of seconds since a producer looked at the task; None if no producer ever has. `rows` are
+    the newest rows of its history. `by_staleness` counts ready groups by the staleness that they would be trained with.
+    The ages, in seconds, belong to the pending group that is leased next, to the oldest lease among the leases with the
+    oldest weights, and to the result of the ready group that is trained next; an age is None without such a group.
+    `producers` are listed with the latest first.
     """
 
     task: str

@@ -10,7 +10,7 @@ FULL = 0.8
 class Fullness(NamedTuple):
     """The used `share` of the `limit`, which is a setting of the server or of the run; 0 without a limit.
 
-    `room_groups`: how many more groups would fill it, if that is known. `used_bytes` are used of
+    `room_groups` is the number of further groups that would fill it, if that is known. `used_bytes` are used of
     `limit_bytes`; both are 0 without a limit.
     """
 

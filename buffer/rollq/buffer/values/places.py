@@ -14,7 +14,7 @@ _NO_GPU = ("", "-1", "none", "void", "NoDevFiles")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A process on a machine. `gpus`: the GPUs that it may use, as the machine numbers them; empty without any."""
+    """A process on a machine. `gpus` are the GPUs that it may use, as the machine numbers them; empty without any."""
 
     host: str
     pid: int

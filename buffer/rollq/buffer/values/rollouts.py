@@ -115,9 +115,8 @@ def absent_logprobs(tokens: int) -> Float32Array:
 
 @dataclass(frozen=True, slots=True)
 class ImageRef:
-    """The image file at `url`, with this `sha256` in hex; see `rollq.buffer.wire.images`.
-
-    `url`: `file:///...`, `https://...`, or `data:;base64,...`, which is the file itself.
+    """The image file at `url`, with this `sha256` in hex; see `rollq.buffer.wire.images`. `url` is `file:///...`,
+    `https://...`, or `data:;base64,...`, which is the file itself.
     """
 
     url: str
@@ -151,8 +150,8 @@ class Segment:
 
     Shapes: `prompt_ids` int32 [P]; `response_ids` int32 [R]; `logprobs` float32 [R], behaviour logprobs in nats under
     the distribution that was sampled from, all NaN where they are absent (see `Buffer.insert`); `loss_mask` bool [R],
-    False on what the environment wrote (None = all True); `versions` cover R tokens in order. `arrays`: named arrays or
-    references to such, per token (first dimension R, or P + R) or per sample (any shape).
+    False on tokens from the environment (None means all True); `versions` cover R tokens in order. `arrays` are named
+    arrays or references to such, per token (first dimension R, or P + R) or per sample (any shape).
     """
 
     prompt_ids: Int32Array
@@ -167,10 +166,11 @@ class Segment:
 class Sample:
     """One trajectory: one or more segments that share one reward.
 
-    `sampling` holds every sampling parameter that was sent to the engine; `reward_parts` the named terms of `reward`;
-    `tools` the definitions that the model was given, `tool_choice` how it was to use them; `session_id` names the
-    conversation at the engine or environment; `extra` is free. `failure`: the part that a failed sample failed at; None
-    for others, and for one that was left out before it could fail, whose finish reason is `abort`.
+    `sampling` holds every sampling parameter that was sent to the engine; `reward_parts` the named terms of `reward`,
+    `tools` the definitions that the model was given, and `tool_choice` the way in which it was to use them;
+    `session_id` names the conversation at the engine or environment; `extra` is free. `failure` is the part at which a
+    failed sample failed. It is None for other samples, and for a sample that was left out before it could fail, whose
+    finish reason is `abort`.
     """
 
     segments: tuple[Segment, ...]
@@ -240,8 +240,8 @@ class PipelineOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """One prompt and its samples, as the trainer gets them. `oldest_version`: of its oldest token, where tokens of dead
-    epochs count as the rewind says; `NO_TOKENS` for a group that was inserted."""
+    """One prompt and its samples, as the trainer gets them. `oldest_version` is the version of its oldest token, where
+    tokens of dead epochs count as the rewind says; `NO_TOKENS` for a group that was inserted."""
 
     task: str
     group_id: int
@@ -257,14 +257,15 @@ class Group:
 class Lease:
     """A worker's claim on one group until a deadline on the server's clock.
 
-    `samples` has one entry per sample: what earlier attempts left (completed, or aborted with partial tokens), else
-    `EMPTY_SAMPLE`. `attempt` and `nonce` fence the result. `suspect`: a worker died holding this group; `alone`: it
-    must be the only group in its engine; `must_finish`: it has used up its interruptions. `parts`: how many parts
-    of its samples earlier attempts salvaged, with `salvaged_tokens` in all. `expected_tokens`: the mean length of
-    earlier answers to this prompt, 0.0 when it is not known. `borrowed`: the indices of the samples that another worker
-    has lent, in a loan, which has another nonce than the lease; empty for the lease of the whole group. `cut_off`: of a
-    batch that waits for nothing more than finished samples, see `Coordination.cut_off`. `admitted_ms`, `leased_ms`:
-    when the group was admitted and leased, in the server's ms since 1970.
+    `samples` has one entry per sample: the sample that earlier attempts left (completed, or aborted with partial
+    tokens), else `EMPTY_SAMPLE`. `attempt` and `nonce` fence the result. A group is `suspect` if a worker died holding
+    it, must run `alone` if it must be the only group in its engine, and `must_finish` if it has used up its
+    interruptions. `parts` counts the parts of its samples that earlier attempts salvaged, with `salvaged_tokens` in
+    all. `expected_tokens` is the mean length of earlier answers to this prompt, 0.0 while unknown. In a loan, which has
+    a different nonce from the lease, `borrowed` has the indices of the samples that another worker has lent; it is
+    empty for the lease of the whole group. `cut_off` marks a group of a batch that waits only for finished samples, see
+    `Coordination.cut_off`. `admitted_ms` and `leased_ms` are the times when the group was admitted and leased, in the
+    server's ms since 1970.
     """
 
     task: str
@@ -311,11 +312,10 @@ MOST_PART_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplePart:
-    """A part of a sample that is still being made, as it is salvaged.
-
-    `number`: how many parts of the group came before it, in this attempt and in earlier ones; `index`: of the sample;
-    `tokens_before`: response tokens of the sample before this part; `sample`: what follows them (see
-    `rollq.buffer.wire.parts`); `tokens_again`: how many of its tokens were kept before, in parts that it replaces.
+    """A part of a sample that is still being made, as it is salvaged. `number` counts the parts of the group before it,
+    in this attempt and in earlier attempts. `index` is the sample's index, and `tokens_before` counts the sample's
+    response tokens before this part. `sample` has the tokens of this part (see `rollq.buffer.wire.parts`).
+    `tokens_again` counts tokens of it that were kept before, in parts that it replaces.
     """
 
     lease: Lease
@@ -328,7 +328,7 @@ class SamplePart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupResult:
-    """The result of a lease. `filtered`: complete, but its filter found it not worth training."""
+    """The result of a lease. A `filtered` group is complete, but its filter found it not worth training."""
 
     lease: Lease
     samples: tuple[Sample, ...]

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """Numbers of a train step by name. `time_s`: when they were reported, in seconds since 1970."""
+    """Numbers of a train step by name. `time_s` is the time when they were reported, in seconds since 1970."""
 
     step: int
     time_s: float

@@ -33,14 +33,14 @@ ENDED = (TrainerPhase.FINISHED, TrainerPhase.STOPPED, TrainerPhase.FAILED)
 class TrainerState:
     """The trainer that took the run last.
 
-    It last reported `silent_s` ago, and keeps others out for another `lease_left_s` seconds; 0 when its lease has run
-    out. It has been in its `phase` for `for_s` seconds. While it waits, `wanted` and `ready` map the tasks that lack
-    groups to groups, `stragglers` to groups in generation that it waits for, and `unarchived` to groups that must reach
-    the archive first. `busy_s` and `waited_s`: seconds that a step took apart from its wait, and that it waited for its
-    batch, averaged over its last steps; None before the first one. `usual_wait_s` is the median of these waits.
-    `last_step_s`: seconds since it trained its last step, whose samples had the mean `rewards` and trained
-    `response_tokens`, by task. `report`: its own facts about it. `place`: of the process that took the run, rank 0;
-    None when it is not known.
+    It last reported `silent_s` seconds ago, and keeps other trainers out for another `lease_left_s` seconds, 0 after
+    its lease has run out. It has been in its `phase` for `for_s` seconds. While it waits, `wanted` and `ready` map the
+    tasks that lack groups to groups, `stragglers` to groups in generation that it waits for, and `unarchived` to groups
+    that must reach the archive first. `busy_s` and `waited_s` are the seconds that a step took apart from its wait, and
+    that it waited for its batch, averaged over the last steps; None before the first step. `usual_wait_s` is the median
+    of these waits. `last_step_s` counts the seconds since it trained its last step, whose samples had the mean
+    `rewards` and trained `response_tokens`, by task. `report` has the trainer's own facts about that step. `place` is
+    the place of the process that took the run, rank 0; None while unknown.
     """
 
     trainer_id: str

@@ -59,7 +59,8 @@ class Attempt:
 
 @dataclass(slots=True)
 class Broadcast:
-    """The content of a log. `late`: workers that came while no attempt was open, since the last one was opened."""
+    """The content of a log. `late` are workers that came while no attempt was open, after the last attempt was
+    opened."""
 
     digest: str
     tensors: tuple[TensorSpec, ...]

@@ -40,7 +40,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Span(NamedTuple):
-    """The bytes of one tensor in its file. `width`: bytes of one of its numbers."""
+    """The bytes of one tensor in its file. `width` is the size of one of its numbers, in bytes."""
 
     name: str
     width: int
@@ -75,7 +75,8 @@ def can_encode(base: Sequence[Bytes], result: Sequence[Bytes]) -> bool:
 
 
 def encode_delta(base: Sequence[Bytes], result: Sequence[Bytes], digests: tuple[str, str], file: BinaryIO) -> None:
-    """Write the delta between safetensors files with the same headers; `digests`: of the base, and of the result."""
+    """Write the delta between safetensors files with the same headers. `digests` are the digests of the base and of the
+    result."""
     tensors = {}
     for before, after in zip(base, result, strict=True):
         old, new = np.frombuffer(before, np.uint8), np.frombuffer(after, np.uint8)

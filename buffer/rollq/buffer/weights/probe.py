@@ -34,8 +34,9 @@ class BitSums(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
-    """Prompts int32 [T], the logprobs float32 [T - 1] in nats of each one's tokens but the first, and the dtype of the
-    forward pass that gave them, as torch calls it (`bfloat16`). `sums`: of parameters, by their names in memory."""
+    """Prompts int32 [T], the logprobs float32 [T - 1] in nats of all tokens of each prompt except the first, and the
+    dtype of the forward pass that gave them, as torch calls it (`bfloat16`). `sums` are the sums of parameters, by
+    their names in memory."""
 
     dtype: str
     prompts: Sequence[Int32Array]

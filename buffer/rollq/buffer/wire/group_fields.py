@@ -58,8 +58,8 @@ def encode_whole(
     max_bytes: int | None = None,
     inserted: bool = False,
 ) -> Pieces:
-    """The frame of a group that is whole, as `encode_payload` makes it, without a copy of its arrays. `inserted`: see
-    `check_group`."""
+    """The frame of a group that is whole, as `encode_payload` makes it, without a copy of its arrays. `inserted` is
+    described in `check_group`."""
     check_group(samples, group_size=group_size, vocab_size=vocab_size, inserted=inserted)
     frame = encode_in_pieces(samples)
     _check_size(len(frame), max_bytes)
@@ -111,9 +111,8 @@ def decode_group(stored: Mapping[str, bytes], *, group_size: int) -> Samples:
 
 
 def decode_kept(stored: Mapping[str, bytes], letters: str, name: str) -> tuple[Sample, ...]:
-    """The samples that earlier attempts left of a group, by its `letters`; `EMPTY_SAMPLE` where there is none.
-
-    A sample that cannot be read is logged and left out, so that it is generated again. `name`: the group, for the log.
+    """The samples that earlier attempts at a group left, by its `letters`; `EMPTY_SAMPLE` where there is none. A sample
+    that cannot be read is logged and left out, so that it is generated again. `name` names the group in the log.
     """
     single, whole = frames_by_index(stored), _readable(stored, len(letters), name)
     samples = [EMPTY_SAMPLE] * len(letters)

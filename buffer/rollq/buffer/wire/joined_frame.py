@@ -10,7 +10,7 @@ class Pieces:
     """A frame that was not joined. Its parts are the arrays it was made of, which must not change while it exists."""
 
     def __init__(self, parts: Iterable[Any]) -> None:
-        """`parts`: arrays that are contiguous, and bytes."""
+        """`parts` are contiguous arrays, and bytes."""
         self.parts = list(map(_as_bytes, parts))
         self._size_bytes = sum(map(len, self.parts))
 

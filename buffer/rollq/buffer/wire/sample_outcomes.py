@@ -19,9 +19,9 @@ ERROR_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class SampleOutcome:
-    """One sample that has started. `reward`: the judge's, None without one. `tokens`: of its response, in all segments.
-    `is_valid`: it is finished and judged, so it may be trained. `error`: cut; "" without one.
-    `failure`: the value of its `FailureKind`; None unless it has failed."""
+    """One sample that has started. `reward` is the judge's reward, None without one. `tokens` counts response tokens in
+    all segments. A sample that is finished and judged, and so may be trained, is `is_valid`. `error` is shortened, ""
+    without an error. `failure` is the value of its `FailureKind`, None unless it has failed."""
 
     index: int
     reward: float | None
@@ -33,7 +33,7 @@ class SampleOutcome:
 
 
 def encode_outcomes(samples: Sequence[Sample], tokens: Sequence[int]) -> bytes:
-    """The outcomes of all samples as Redis holds them; `tokens`: of each response."""
+    """The outcomes of all samples as Redis holds them. `tokens` has the tokens of each response."""
     return encode_columns(
         [sample.reward for sample in samples],
         tokens,

@@ -30,10 +30,11 @@ Weights = tuple[int, int]
 class SampleRows:
     """The rows of a group. Each field has an entry per sample.
 
-    `rewards`: the judge's reward; None for a sample that is not trained, because it failed. `lengths`: tokens of prompt
-    and response, for each segment that has any. `loss_tokens`: tokens that the loss may count, by the weights (epoch,
-    version) that made them; inserted tokens are under (`NO_EPOCH`, `NO_VERSION`). `labelled`: the sample brings its own
-    labels, and its tokens count at any age. `numbers`: see `rollq.buffer.values.sample_numbers`.
+    `rewards` are the judge's rewards, None for a sample that is not trained because it failed. `lengths` count the
+    tokens of prompt and response, for each segment that has any. `loss_tokens` count the tokens that the loss may
+    count, by the weights (epoch, version) that made them; inserted tokens are under (`NO_EPOCH`, `NO_VERSION`). A
+    `labelled` sample brings its own labels, and its tokens count at any age. `numbers` are described in
+    `rollq.buffer.values.sample_numbers`.
     """
 
     rewards: tuple[float | None, ...]

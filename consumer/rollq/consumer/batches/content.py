@@ -81,7 +81,7 @@ class BatchContent:
         before: "BatchContent | None" = None,
     ) -> None:
         """`rows` and `staleness` have an item for each group; `valid` bool [S]: flat samples that are trained; `read`
-        reads groups by index. `before`: the content of the first of these groups, which is reused."""
+        reads groups by index. `before` is the content of the first of these groups, which is reused."""
         self._read = read
         self._valid = valid
         self._staleness = staleness

@@ -40,7 +40,8 @@ class MicroBatch:
 
     `sequences` are the indices into `Batch.sequences` in order. `task_counts` are the counts of each task of the whole
     batch over all ranks, and `counts` their total over all tasks. `loss_scale` multiplies the loss, see
-    `Batch.loss_scale`. `lacks_images`: some sequences have images that `rollq.consumer.ImageInputs` must still add.
+    `Batch.loss_scale`. `lacks_images` is true if some sequences have images that `rollq.consumer.ImageInputs` must
+    still add.
     """
 
     input_ids: torch.Tensor

@@ -37,12 +37,12 @@ class TokenSequence:
     token, -1 on the prompt; `staleness` int32 [L], in train steps, 0 on the prompt. On the response of a sample that
     was inserted, versions and epochs are -1, staleness is 0, and logprobs are NaN where they are absent.
 
-    `sample` indexes the batch's flat samples; `task` and `group_id` name its group.
-    `sample_loss_tokens` counts the loss tokens of all segments of the sample. `temperature` is the sampling temperature
-    of the response. `arrays` are the segment's named arrays, per token or per sample; large ones are references that
-    `rollq.buffer.wire.arrays.load_array` reads. `images` are the prompt's images, and `image_options` the arguments
-    of the image processor; see `rollq.consumer.batches.image_inputs`. `is_masked`: the sample could not be read, and
-    only its length is known.
+    `sample` indexes the batch's flat samples; `task` and `group_id` name its group. `sample_loss_tokens` counts the
+    loss tokens of all segments of the sample. `temperature` is the sampling temperature of the response. `arrays` are
+    the segment's named arrays, per token or per sample; large ones are references that
+    `rollq.buffer.wire.arrays.load_array` reads. `images` are the prompt's images, and `image_options` the arguments of
+    the image processor; see `rollq.consumer.batches.image_inputs`. `is_masked` is true if the sample could not be read,
+    and only its length is known.
     """
 
     ids: Int32Array

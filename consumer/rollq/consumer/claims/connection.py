@@ -14,8 +14,8 @@ from rollq.buffer.store.connection import Patience
 class Connection:
     """A run on the server or cluster at `url`. Its repr holds no password.
 
-    `payloads`: the place of large frames outside the servers, the same for every role. `archive`: the url of the run's
-    archive, for annotations.
+    `payloads` is the place of large frames outside the servers, the same for every role. `archive` is the URL of the
+    run's archive, for annotations.
     """
 
     url: str = field(repr=False)

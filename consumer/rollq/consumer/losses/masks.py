@@ -42,8 +42,9 @@ def divergence_mask(
     over: Literal["token", "mean", "max"],
     most: float,
 ) -> torch.Tensor:
-    """Keep a token where a divergence of old from behaviour is at most `most`: its own, or the mean or the largest of
-    its sample. With d = old - behaviour, k2 is d^2 / 2, and k3 is exp(d) - d - 1 (Schulman 2020)."""
+    """Keep a token where the divergence of old from behaviour is at most `most`. The divergence is the token's own, or
+    the mean or the largest of its sample. With d = old - behaviour, k2 is d^2 / 2, and k3 is exp(d) - d - 1 (Schulman
+    2020)."""
     difference = (old - behaviour).detach()
     divergence = difference**2 / 2 if estimator == "k2" else bounded_exp(difference) - difference - 1
     if over != "token":

@@ -14,7 +14,7 @@ class Rollout:
     """One trained sample: a row of a table.
 
     `group` and `sample` are the id of its group and its index there. `parts` are the named terms of `reward`.
-    `staleness`: of its oldest token, in train steps. Long texts are cut.
+    `staleness` is the staleness of its oldest token, in train steps. Long texts are cut.
     """
 
     task: str

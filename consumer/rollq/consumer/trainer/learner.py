@@ -44,7 +44,7 @@ class Learner:
     def __init__(
         self, settings: TrainerSettings, checkpoint: Checkpoint | None, ranks: Ranks, *, initial: str | None = None
     ) -> None:
-        """`initial`: the digest of the weights of `settings.model`, for checkpoints."""
+        """`initial` is the digest of the weights of `settings.model`, for checkpoints."""
         self.initial = initial
         self._settings = settings
         self._ranks = ranks

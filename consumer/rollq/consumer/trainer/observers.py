@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The weights were updated by a batch. Neither is published or committed yet.
-
-    `own`: metrics of this rank's share, `metrics` of all ranks. `norms`: the gradient's norm for each optimizer step.
-    `changed`: the share of the trained numbers that differ from before.
+    """A batch has updated the weights. The weights are not published yet, and the batch is not committed. `own` has the
+    metrics of this rank's share, and `metrics` the metrics of all ranks. `norms` are the gradient's norms, one for each
+    optimizer step. `changed` is the share of the trained numbers that differ from before.
     """
 
     batch: Batch
@@ -44,7 +43,7 @@ class Observer:
         """The weights of `model` are live as `version`. Also called for the initial weights."""
 
     def on_step(self, line: Mapping[str, Any], batch: Batch) -> None:
-        """A step is committed. `line`: its metrics."""
+        """A step is committed. `line` has its metrics."""
 
     def on_evaluation(self, line: Mapping[str, Any]) -> None:
         """The live weights were evaluated."""

@@ -71,7 +71,7 @@ class RecordedRun(BatchSource):
         settings: ConsumerSettings | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        """`resume_from`: the last trained step; 0 begins with the archive's first step.
+        """`resume_from` is the last trained step; 0 begins with the archive's first step.
 
         Raises `ArchiveError` for an archive of several runs.
         """

@@ -24,7 +24,8 @@ SMALL_ERROR = 0.05
 class StepMetrics:
     """The metrics of all ranks on the batch of a step.
 
-    `workers`: how many samples each made, see `samples_by_worker`; `lengths`: of the responses, by rank.
+    `workers` counts the samples of each worker, see `samples_by_worker`; `lengths` are the lengths of the responses, by
+    rank.
     """
 
     loss: LossMetrics
@@ -60,9 +61,8 @@ class StepMetrics:
 
 
 def likely_causes(on_policy_error: float) -> str:
-    """The likely reasons why the trainer's logprobs are far from the engines', likeliest first.
-
-    `on_policy_error`: the largest difference of a token of the live weights, in nats; 0 without one.
+    """The likely reasons why the trainer's logprobs are far from the engines', likeliest first. `on_policy_error` is
+    the largest difference for a token of the live weights, in nats; 0 without such a token.
     """
     causes = ["the engines serve weights other than those they report", "the learning rate is far too high"]
     return ", or ".join(causes[::-1] if 0 < on_policy_error < SMALL_ERROR else causes)

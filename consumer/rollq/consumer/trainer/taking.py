@@ -83,8 +83,8 @@ class BatchTaker:
         stream: Callable[..., BatchStream] | None,
         has_unsaved: Callable[[], bool],
     ) -> None:
-        """`stream`: a consumer's `stream`, if its batches may be trained while they fill. `has_unsaved` returns whether
-        a checkpoint would cover more steps than the last one."""
+        """`stream` is a consumer's `stream`, if its batches may be trained while they fill. `has_unsaved` returns
+        whether a checkpoint would cover more steps than the last checkpoint."""
         self._consumer = consumer
         self._learner = learner
         self._settings = settings

@@ -122,7 +122,7 @@ class Trainer:
         observers: Sequence[Observer] = (),
         stream: Callable[..., BatchStream] | None = None,
     ) -> None:
-        """`stream`: the `stream` of a consumer whose batches may be trained while they fill."""
+        """`stream` is the `stream` of a consumer whose batches may be trained while they fill."""
         self._consumer = consumer
         self._ranks = ranks
         self._learner = learner

@@ -61,7 +61,7 @@ def untied(
 class Part(NamedTuple):
     """Tensors of a model that can be converted to tensors of its files without the rest of the model.
 
-    `sources`: their names in memory. `described`: the files' tensors, on torch's meta device, by name.
+    `sources` are their names in memory. `described` has the files' tensors, on torch's meta device, by name.
     """
 
     model: "PreTrainedModel"

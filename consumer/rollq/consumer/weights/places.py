@@ -61,7 +61,7 @@ class Place(Protocol):
 def make_place(
     buffer: TrainerBuffer, transport: Transport, where: Path | str | None, kept: int, scratch: Path | None
 ) -> Place:
-    """The place of a transport. `where`: the folder of `path` and `nccl`, or the URL of `s3`. Raises `ConfigError`.
+    """The place of a transport. `where` is the folder of `path` and `nccl`, or the URL of `s3`. Raises `ConfigError`.
 
     With `s3`, models are written to the folder `scratch`, by default `TMPDIR`, before they are uploaded.
     """

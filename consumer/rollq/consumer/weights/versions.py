@@ -20,10 +20,9 @@ log = logging.getLogger(__name__)
 
 
 class VersionStore:
-    """Stores versions at `place`: at most `full_every - 1` deltas follow a complete copy.
-
-    The last `kept` versions stay. `stored_bytes`: of all complete copies and deltas.
-    It keeps a copy of the last version in files without names in `TMPDIR`, which end with the process.
+    """Stores versions at `place`. At most `full_every - 1` deltas follow a complete copy. The last `kept` versions
+    stay. `stored_bytes` is the size of all complete copies and deltas. The store keeps a copy of the last version in
+    files without names in `TMPDIR`, which end with the process.
     """
 
     def __init__(self, buffer: TrainerBuffer, place: Place, kept: int, full_every: int) -> None:

@@ -35,7 +35,7 @@ class NoRoute(Exception):
 
 
 class Server:
-    """One server, for the episodes of one event loop. `refusal`: why the last episode did not get a place."""
+    """One server, for the episodes of one event loop. `refusal` says why the last episode did not get a place."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")

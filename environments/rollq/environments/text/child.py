@@ -26,7 +26,7 @@ Message = dict[str, Any]
 
 
 def serve(added: int) -> None:
-    """Answer messages until the input ends. `added`: how many of the last entries of `sys.path` are only for rollq."""
+    """Answer messages until the input ends. The last `added` entries of `sys.path` are only for rollq."""
     die_with_parent(signal.SIGKILL, os.getppid())
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole process tree: the parent decides when to end
         signal.signal(number, lambda *_: None)

@@ -32,7 +32,8 @@ TRIES: Final = 3
 
 
 class ChildFailed(Exception):
-    """A process could not start, or died. `raised`: only its environment raised, so the process can be reused."""
+    """A process could not start, or died. If `raised` is true, only its environment raised, so the process can be
+    reused."""
 
     def __init__(self, reason: str, *, raised: bool = False) -> None:
         super().__init__(reason)

@@ -37,8 +37,8 @@ class Feed:
         can_save: Callable[[], bool],
         save: Callable[[], None],
     ) -> None:
-        """`publish` publishes the present weights, and `save` saves a checkpoint: all ranks call them. `can_save`:
-        whether this step has no checkpoint yet."""
+        """`publish` publishes the present weights, and `save` saves a checkpoint: all ranks call them. `can_save`
+        returns whether this step has no checkpoint yet."""
         self._consumer = consumer
         self._ranks = ranks
         self._args = args

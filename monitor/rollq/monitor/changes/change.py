@@ -13,7 +13,7 @@ UNREADABLE: Final = "unreadable"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A view of a run at one moment. `state`: the diagnosis's, or `UNREADABLE`."""
+    """A view of a run at one moment. `state` is the diagnosis's state, or `UNREADABLE`."""
 
     state: str
     sentence: str

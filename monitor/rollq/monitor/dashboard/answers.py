@@ -37,7 +37,7 @@ def json_endpoint(do: Callable[[Request], Any]) -> Callable[[Request], Response]
 
 
 def answer(found: Any, status: int = 200) -> Response:
-    """An answer that must not be cached. `found`: a value, or JSON as bytes."""
+    """An answer that must not be cached. `found` is a value, or JSON as bytes."""
     body = found if isinstance(found, bytes) else dumps(found)
     return Response(body, status, {"cache-control": "no-store"}, "application/json")
 

@@ -26,8 +26,8 @@ class ArchivedRollouts:
     def __init__(
         self, live: LiveRollouts, open_pages: Callable[[], ArchivePages | None], *, wait_s: float = WAIT_S
     ) -> None:
-        """`open_pages`: opens the archive, None while nothing is archived; raises `ConfigError`, `ArchiveError`. It is
-        called in a thread of the archive."""
+        """`open_pages` opens the archive, and returns None while nothing is archived. It raises `ConfigError` and
+        `ArchiveError`, and is called in the archive's thread."""
         self._live, self._open_pages = live, open_pages
         self._thread = OwnThread("archive", wait_s)
         self._found: ArchivePages | None = None

@@ -49,8 +49,8 @@ class Browsing:
         *,
         elsewhere: Sequence[Status] = (),
     ) -> None:
-        """`statuses`: possible statuses of groups, in the order of lists. `elsewhere`: statuses of groups that may be
-        only in the archive, which counts by status omit."""
+        """`statuses` are the possible statuses of groups, in the order of lists. `elsewhere` are statuses of groups
+        that may be only in the archive, which counts by status omit."""
         self._run, self._rollouts, self._statuses = run, rollouts, statuses
         self._trained, self._texts, self._elsewhere = trained, texts, elsewhere
 
@@ -106,7 +106,7 @@ class Browsing:
 
 
 def _listed(page: Page, sample: OneSample | None = None) -> dict[str, Any]:
-    """A page of the list. `sample`: the conditions that one sample of each group satisfies."""
+    """A page of the list. `sample` has the conditions that one sample of each group satisfies."""
     return {
         "groups": [row_of(group, sample) for group in page.groups],
         "read": page.read,

@@ -11,7 +11,7 @@ from rollq.monitor.status.read import RunStatus
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A change before it is made: a question and the effects. `is_possible`: whether anything changes."""
+    """A change before it is made: a question and the effects. `is_possible` says whether anything changes."""
 
     title: str
     text: str
@@ -19,7 +19,8 @@ class Preview:
 
 
 class Steering(Protocol):
-    """Pauses, resumes and drains, and moves single groups. `kind`: run, task or worker; `name`: "" for the run."""
+    """Pauses, resumes and drains, and moves single groups. `kind` is run, task or worker, and `name` is "" for the
+    run."""
 
     def preview(self, run: RunStatus, order: Order, kind: str, name: str) -> Preview:
         """The change that an order would make. Raises `ConfigError` for an unknown name."""

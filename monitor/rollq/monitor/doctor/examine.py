@@ -74,7 +74,7 @@ def examine_server(
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """The sizes of a run's tasks, by name. `measured`: in how many of them groups were measured."""
+    """The sizes of a run's tasks, by name. `measured` counts the tasks in which groups were measured."""
 
     tasks: Mapping[str, TaskSize]
     measured: int

@@ -78,7 +78,7 @@ def parts_bytes(payload_bytes: int) -> float:
 
 
 def used_bytes(tasks: Iterable[TaskSize], *, weights_bytes: int = 0) -> int:
-    """The most memory that a run takes on one server. `weights_bytes`: all weights kept in the server."""
+    """The most memory that a run takes on one server. `weights_bytes` is the size of all weights kept in the server."""
     return math.ceil(sum(_slot_bytes(size) + scheduled_groups(size) * TICKET_BYTES for size in tasks) + weights_bytes)
 
 
@@ -87,7 +87,8 @@ def primary_bytes(
 ) -> int:
     """The most memory on one of the `primaries` of a cluster, with RQ's tickets elsewhere.
 
-    `here`: the tasks whose slots it has, of all `tasks` of the run; `weights_bytes`: all weights kept on it.
+    `here` are the tasks whose slots it has, out of all `tasks` of the run. `weights_bytes` is the size of all weights
+    kept on it.
     """
     spread = sum(live_groups(size) * PAYLOAD_FACTOR * size.spread_bytes for size in tasks)
     return math.ceil(sum(map(_slot_bytes, here)) + spread / primaries + weights_bytes)

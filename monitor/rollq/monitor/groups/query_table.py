@@ -23,7 +23,7 @@ _MAY_BE_LEFT_OUT = (9, 8)
 
 
 class Answer(NamedTuple):
-    """A group that matches a query. `samples`: the matching samples in order; None if the query has no conditions on
+    """A group that matches a query. `samples` are the matching samples in order, None if the query has no conditions on
     samples."""
 
     group: GroupRecord

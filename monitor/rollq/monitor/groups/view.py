@@ -47,10 +47,9 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class SegmentView:
-    """One segment, token by token: all fields except `prompt_ids` have an entry for each response token.
-
-    `pieces`: the text of each token, None without a tokenizer. `versions`: None for an inserted sample. An entry of
-    `logprobs` is None if absent. `counts`: whether the loss may count the token.
+    """One segment, token by token: all fields except `prompt_ids` have an entry for each response token. `pieces` has
+    the text of each token, and is None without a tokenizer. `versions` is None for an inserted sample. An entry of
+    `logprobs` is None if absent. `counts` says whether the loss may count the token.
     """
 
     prompt_ids: tuple[int, ...]
@@ -63,9 +62,9 @@ class SegmentView:
 
 @dataclass(frozen=True, slots=True)
 class CallView:
-    """One call of an agent over the gateway. `parent`: the number of the call that it continues; `depth`: how many
-    calls on the path from the first call were already continued by another call. `segment`: the segment with its
-    tokens; None if it is not trained, with the reason in `left_out`."""
+    """One call of an agent over the gateway. `parent` is the number of the call that it continues. `depth` counts the
+    calls on the path from the first call that another call had already continued. `segment` has its tokens; it is None
+    if they are not trained, with the reason in `left_out`."""
 
     number: int
     parent: int | None
@@ -77,10 +76,10 @@ class CallView:
 
 @dataclass(frozen=True, slots=True)
 class SampleView:
-    """One sample. `reward` and `advantage`: a pipeline's, if there was one. `failure`: the part that failed.
-    `counted_tokens`: how many of its response tokens the loss may count. `turns`: an agent's messages after the prompt.
-    `calls`: an agent's calls over the gateway, each after the call that it continues. `tools`: none where the prompt
-    has the same."""
+    """One sample. `reward` and `advantage` come from a pipeline, if there was one. `failure` is the part that failed.
+    `counted_tokens` counts the response tokens that the loss may count. `turns` are an agent's messages after the
+    prompt. `calls` are an agent's calls over the gateway, each after the call that it continues. `tools` is empty if
+    the prompt has the same tools."""
 
     index: int
     status: str
@@ -106,8 +105,8 @@ class SampleView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """One group at `now_ms`. `step`: the train step that claimed it, otherwise the step that it was admitted for.
-    `problem`: why samples are not shown, otherwise ""."""
+    """One group at `now_ms`. `step` is the train step that claimed it, otherwise the step that it was admitted for.
+    `problem` says why samples are not shown, or is ""."""
 
     task: str
     group_id: int

@@ -55,7 +55,7 @@ def _is_address(host: str) -> bool:
 
 
 def names_of(host: str) -> tuple[str, ...]:
-    """The names of a server that listens at `host`: `host`, unless that means all addresses. Pure."""
+    """The names of a server that listens at `host`. That is `host`, unless `host` means all addresses. Pure."""
     return () if _is_address(host) and ipaddress.ip_address(host).is_unspecified else (host,)
 
 

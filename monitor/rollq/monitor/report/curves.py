@@ -19,8 +19,8 @@ RATE = "learning_rate"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a task's rules, or of the learning rate, which has no task. `step`: the first train step claimed
-    after the change, or that can be."""
+    """A change of a task's rules, or of the learning rate, which has no task. `step` is the first train step that was
+    claimed after the change, or can be."""
 
     step: int
     time_s: float
@@ -31,7 +31,7 @@ class Change:
 @dataclass(frozen=True, slots=True)
 class RunCurves:
     """The numbers of a run by train step. `changes` are in the order of their steps; files have no changes of rules.
-    `note`: why the numbers are from files, as the page shows it."""
+    `note` says why the numbers are from files, as the page shows it."""
 
     run: str
     source: Literal["server", "files"]
@@ -65,8 +65,8 @@ def rate_changes(rows: Sequence[StepRow]) -> Iterator[Change]:
 
 
 def curves_in(folder: Path, run: str, why: str = "") -> RunCurves:
-    """The curves in the output folder of the trainer of a run; empty for a folder without curves. `why`: why the server
-    has none."""
+    """The curves in the output folder of the trainer of a run; empty for a folder without curves. `why` says why the
+    server has none."""
     steps = {row.step: row for row in _rows(folder / METRICS_FILE, numbers_of)}
     evaluations = {row.step: row for row in _rows(folder / EVALUATIONS_FILE, rewards_of)}
     rows = StepRows(*(tuple(found[step] for step in sorted(found)) for found in (steps, evaluations)))

@@ -215,7 +215,8 @@ def _note(text: str) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = True, has_sum: bool = False) -> str:
-    """A table whose first column is text and whose others are `numbers`; `has_sum`: the last row is their sum."""
+    """A table whose first column is text and whose other columns are `numbers`. With `has_sum`, the last row is their
+    sum."""
     if not rows:
         return ""
 

@@ -58,7 +58,7 @@ SPARE = ("longest", "tok/s", "lr", "clip", "KL", "grad", "entropy", "cut", "leng
 
 
 def as_step_table(curves: RunCurves, width: int) -> str:
-    """The steps, each row the mean over a range of them (`longest`: the largest), then the changes; at most
+    """The steps, each row with the mean over a range of them (for `longest`, the largest), then the changes; at most
     `width` characters wide if names are short."""
     steps = curves.rows.steps
     if not steps and not curves.rows.evaluations:

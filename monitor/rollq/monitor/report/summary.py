@@ -13,7 +13,7 @@ from rollq.monitor.status.prompt_rows import PromptRows
 
 def conservation(reading: BufferReading) -> dict[str, Any]:
     """The places of all tasks' admitted groups: archived, elsewhere in the buffer, or dropped for a counted reason
-    (`trained` once a checkpoint covers them). `holds`: whether every group is accounted for."""
+    (`trained` once a checkpoint covers them). `holds` says whether every group is accounted for."""
     dropped: Counter[str] = Counter()
     for counters in reading.progress.values():
         dropped.update(dropped_groups(counters))

@@ -61,8 +61,8 @@ _BAD = (State.FAILING, State.MEMORY_FULL, State.TRAINER_GONE)
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The state of a run and the reason in one sentence. `remedies`: the steps to take, in order; empty for a healthy
-    run."""
+    """The state of a run and the reason in one sentence. `remedies` are the steps to take, in order; a healthy run has
+    none."""
 
     state: State
     sentence: str

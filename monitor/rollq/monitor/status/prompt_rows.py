@@ -7,9 +7,8 @@ from rollq.buffer.calls.replies.prompts import Unusable
 
 
 class PromptRows(NamedTuple):
-    """How many rows a file of prompts has, and how many of them producers have `read`.
-
-    `used`: they became prompts. `unusable`: they cannot be read as prompts. `too_long`: they have more tokens than
+    """The number of rows in a file of prompts, and of the rows that producers have `read`. The `used` rows became
+    prompts, the `unusable` rows cannot be read as prompts, and the `too_long` rows have more tokens than
     `max_prompt_tokens`.
     """
 

@@ -52,10 +52,10 @@ class TaskStatus:
     published version, `next_version`, it grows. `statuses` counts groups by status, `bytes` says what their frames
     take, and `progress` has the task's cumulative counters. `kept` of the last `outcomes` finished groups were worth
     training; `dropped` counts groups that left, by reason. Ages are in seconds, see `Overview`; `producer_silent_s` is
-    None if no producer was ever seen; `producers` are the producers' places. `archive_trouble`: why an archiver cannot
-    write, empty if it can; `archives`: whether one has taken groups lately. `last_error` is None if there was no error
-    in the last 10 minutes. `unusable` says why rows of its prompts cannot be used; `excluded` counts rows that were
-    taken out by hand.
+    None if no producer was ever seen; `producers` are the producers' places. `archive_trouble` says why an archiver
+    cannot write, and is empty if it can. `archives` says whether an archiver has taken groups lately. `last_error` is
+    None if there was no error in the last 10 minutes. `unusable` says why rows of its prompts cannot be used;
+    `excluded` counts rows that were taken out by hand.
     """
 
     task: str
@@ -187,7 +187,7 @@ def with_last_step(task: TaskStatus, trainer: TrainerState | None) -> TaskStatus
 
 
 def completed_report(report: Mapping[str, Any], share: Mapping[str, float]) -> dict[str, Any]:
-    """The report of a worker with `age_s`, `condition`: alive, silent, or dead, and, if the trainer reports it,
+    """The report of a worker with `age_s`, `condition` (alive, silent or dead) and, if the trainer reports it,
     `batch_share`, its part of the samples of the last trained batch.
 
     A worker that takes groups and has none is `idle`. A dead worker has no `tokens_per_s`.

@@ -56,7 +56,7 @@ def wanted_workers(run: RunStatus) -> int | None:
 def workers_for(tokens_per_s: float, speeds: Mapping[Speed, int], *, groups: int, samples: float) -> int:
     """The number of workers that make `tokens_per_s`, at least 1.
 
-    `speeds`: how many of the current workers have each speed; new workers would be as fast on average. All workers
+    `speeds` counts the current workers with each speed; new workers would be as fast on average. All workers
     share the `groups` and `samples` that may be under way: with more workers, each has fewer samples, and is slower.
     """
     workers = sum(speeds.values())

@@ -37,9 +37,9 @@ class Step:
     """An environment's answer to one turn of the model: messages for the next turn, or `done`.
 
     `reward` is the turn's reward, None for a turn without a reward. The sample keeps all of them for the judge
-    `environment`, which counts a missing reward as 0 if other turns have rewards. `truncated`: the environment cut the
-    episode off, so the sample ends with the finish reason `length`. `invalid`: how many actions of the turn the
-    environment did not accept; the sample has their sum as the number `invalid_actions`.
+    `environment`, which counts a missing reward as 0 if other turns have rewards. `truncated` is true if the
+    environment cut the episode off; the sample then ends with the finish reason `length`. `invalid` counts the actions
+    of the turn that the environment did not accept; the sample has their sum as the number `invalid_actions`.
     """
 
     messages: tuple[Message, ...] = ()
@@ -120,8 +120,9 @@ or "judge" (only its judge rewards it)."""
 
 @dataclass(frozen=True, slots=True)
 class Environments:
-    """The environments of one task. `resumable`: they can `resume`. `give_rewards`: their steps have rewards, so a
-    number in `unfinished` is a reward of a step. Otherwise it is the sample's reward."""
+    """The environments of one task. If they are `resumable`, they can `resume`. If they `give_rewards`, their steps
+    have rewards, and a number in `unfinished` is the reward of a step. Otherwise, that number is the sample's
+    reward."""
 
     make: Callable[[], AnyEnvironment]
     limits: Limits

@@ -115,7 +115,7 @@ INVALID_ACTIONS: Final = "invalid_actions"
 class _Dialogue:
     """One conversation with an environment. `conversation` ends with the model's last turn; `messages` follow the
     opening; `turn` is the model's last turn and `text` the part of it that the judge sees. `rewards` has one entry for
-    each turn of the model so far, None for a turn without a reward. `invalid`: how many actions the environment
+    each turn of the model so far, None for a turn without a reward. `invalid` counts the actions that the environment
     refused."""
 
     rollout: Rollout

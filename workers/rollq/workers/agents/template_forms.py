@@ -22,8 +22,8 @@ USER: Final[Mapping[str, Any]] = {"role": "user", "content": "-"}
 
 @dataclass(frozen=True, slots=True)
 class TemplateForms:
-    """The forms that a chat template takes. `json_arguments`: arguments of calls as JSON, not as a mapping.
-    `descriptions`: only tools with a description."""
+    """The forms that a chat template takes. With `json_arguments`, arguments of calls are JSON, not a mapping. With
+    `descriptions`, every tool must have a description."""
 
     json_arguments: bool = False
     descriptions: bool = False

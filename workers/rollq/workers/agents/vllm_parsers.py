@@ -209,8 +209,8 @@ def _closed_thoughts(format: VllmFormat, backend: Any, text: str) -> tuple[str |
 
 
 def _problem(marks: Sequence[str], text: str, *, has_calls: bool) -> str | None:
-    """The problem with the last call of a text; None without a problem. `has_calls`: calls were found in the text.
-    Parsers skip text that they cannot read, and some complete a call that was cut off."""
+    """The problem with the last call of a text; None without a problem. `has_calls` says whether calls were found in
+    the text. Parsers skip text that they cannot read, and some complete a call that was cut off."""
     for mark in marks:
         end = mark.replace("<", "</", 1) if "</" not in mark else mark
         end = end if end in marks else mark.replace("begin", "end").replace("start", "end")

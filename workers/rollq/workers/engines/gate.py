@@ -21,8 +21,8 @@ T = TypeVar("T")
 class Call:
     """One request at the gate, waiting or running.
 
-    The engine sets `version`, the weights that it serves, when it starts the request; None while the request waits.
-    `aborted`: it was asked to end with the tokens it has.
+    The engine sets `version`, the weights that it serves, when it starts the request; `version` is None while the
+    request waits. An `aborted` request was asked to end with the tokens that it has.
     """
 
     request: Request
@@ -45,8 +45,8 @@ class RequestGate(Generic[C]):
     """Lets requests into an engine, one swap at a time. Closed until `start`."""
 
     def __init__(self, stop: Stop[C] | None = None, opened: Callable[[], None] = lambda: None) -> None:
-        """`stop`: how the engine ends running calls; by default their tasks are only cancelled. `opened` is called
-        whenever requests may start again."""
+        """`stop` is called to end running calls in the engine; by default, their tasks are only cancelled. `opened` is
+        called whenever requests may start again."""
         self.calls: set[C] = set()
         self._stop = stop
         self._opened = opened

@@ -53,8 +53,8 @@ class EngineHost:
     """One engine at a time, replaced when it dies, up to `restarts` times. Checks its weights after each swap."""
 
     def __init__(self, make: Callable[[], Engine], restarts: int, *, freeze: bool = False) -> None:
-        """`freeze`: call `freeze_heap` whenever an engine has started. Otherwise garbage collection scans all objects
-        of vLLM and torch, which blocks the event loop for 0.7 s every 10 s."""
+        """With `freeze`, `freeze_heap` is called whenever an engine has started. Otherwise garbage collection scans all
+        objects of vLLM and torch, which blocks the event loop for 0.7 s every 10 s."""
         self._make = make
         self._freeze = freeze
         self._restarts_left = restarts

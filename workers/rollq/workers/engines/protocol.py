@@ -95,7 +95,7 @@ class Request:
     """One sequence to generate. `prefix_ids` are response tokens that already exist (partial rollout); the engine
     continues them and returns only new tokens; `sampling.max_tokens` counts new tokens.
 
-    `must_finish`: once it runs, swaps of every mode wait for it, and all its tokens are of one version. `report`
+    If it `must_finish`, swaps of every mode wait for it once it runs, and all its tokens are of one version. `report`
     receives all new tokens so far, with their versions, after every `REPORT_TOKENS` tokens. It is called on the event
     loop and does not raise. An engine that cannot see the tokens of a running request never calls it.
     """

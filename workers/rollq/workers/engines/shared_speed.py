@@ -37,7 +37,7 @@ class Running:
 
 @dataclass(slots=True, eq=False)
 class _Mark:
-    """A number of tokens that a sequence will reach. `ends`: the sequence ends there."""
+    """A number of tokens that a sequence will reach. `ends` says whether the sequence ends there."""
 
     sequence: Running
     ends: bool

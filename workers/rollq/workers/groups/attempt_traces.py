@@ -94,7 +94,7 @@ class AttemptTrace:
         self._end_life()
 
     def end(self, cut: str) -> None:
-        """End the attempt or the loan. `cut`: why it was stopped, or ''."""
+        """End the attempt or the loan. `cut` says why it was stopped, or is ''."""
         facts: Attributes = {
             "rollq.attempt": self._lease.attempt,
             "rollq.tries": self._lease.tries,

@@ -42,17 +42,16 @@ class StopReason(StrEnum):
 class HeldLease:
     """A held lease, requested at `asked_s` and valid until `deadline_s` (both monotonic).
 
-    `started`: its task has run its first step; `finished`: it is being put or handed back. `requests`: its requests at
-    the engine, with the index of each request's sample; `looping`: samples whose agent loop has not ended; `open` and
-    `behind`: how many samples are still to be generated, and how many have been, see `Places`; `placed`: whether a
-    sample has had a place; `expected_tokens`: the expected length of its answers, 0.0 while unknown; `parts`: how many
-    parts of its samples were salvaged; `salvages`: whether the buffer still keeps parts; `is_full`: the buffer has too
-    many parts to keep more; `kept`: the last salvaged state of each sample; `made`: the current state of all samples;
-    `cut_off`: its batch waits only for finished samples.
-
-    `given_up`: samples to lend that this worker has not released yet; `away`: samples that are offered or lent;
-    `staying`: samples that came back unfinished and are not lent again; `offer_calls`: how many calls have offered
-    samples or withdrawn offers.
+    `started` is true once its task has run its first step, and `finished` while it is being put or handed back.
+    `requests` are its requests at the engine, with the index of each request's sample. `looping` are samples whose
+    agent loop has not ended. `open` and `behind` count the samples that are still to be generated, and those that have
+    been, see `Places`. `placed` says whether a sample has had a place. `expected_tokens` is the expected length of its
+    answers, 0.0 while unknown. `parts` counts the salvaged parts of its samples. `salvages` says whether the buffer
+    still keeps parts, and `is_full` whether it has too many parts to keep more. `kept` has the last salvaged state of
+    each sample, and `made` the current state of all samples. `cut_off` is true if its batch waits only for finished
+    samples. `given_up` are samples to lend that this worker has not released yet, `away` are samples that are offered
+    or lent, and `staying` are samples that came back unfinished and are not lent again. `offer_calls` counts the calls
+    that have offered samples or withdrawn offers.
     """
 
     lease: Lease
@@ -92,7 +91,7 @@ class LeaseTable:
     def __init__(
         self, calls: BufferCalls, lease_s: Mapping[str, float], timeouts: AttemptTimeouts, signals: Signals
     ) -> None:
-        """`lease_s`: length of each task's leases, s."""
+        """`lease_s` is the length of each task's leases, in seconds."""
         self._calls = calls
         self._signals = signals
         self._lease_s = lease_s

@@ -158,7 +158,7 @@ class AllPlaces:
     """
 
     def __init__(self, engine: Places, sessions: Mapping[str, Places], group_sizes: Mapping[str, int]) -> None:
-        """`sessions`: by task. `group_sizes`: how many samples a group of each task has."""
+        """`sessions` are limits by task. `group_sizes` has the number of samples in a group of each task."""
         self.engine = engine
         self._sessions = sessions
         self._group_sizes = group_sizes

@@ -54,8 +54,8 @@ class SampleSalvage:
     def keep(self, sample: Sample, *, tokens_again: int = 0) -> None:
         """Keep the new tokens of `sample` and its other fields.
 
-        The tokens kept earlier, and their values, must be unchanged. `tokens_again`: how many of the new tokens were
-        also kept before.
+        The tokens kept earlier, and their values, must be unchanged. `tokens_again` counts the new tokens that were
+        kept before.
         """
         held = self._held
         if held.finished:
@@ -122,7 +122,7 @@ class Salvage:
         self._failures = LogOnce(log)
 
     def of(self, held: HeldLease, index: int, previous: Sample, *, recorded: bool = False) -> SampleSalvage:
-        """The salvage of one sample, which continues `previous`. `recorded`: its agent loop waits for each part; all
+        """The salvage of one sample, which continues `previous`. If `recorded`, its agent loop waits for each part; all
         samples of a lease must agree."""
         return SampleSalvage(self, held, index, previous, recorded=recorded)
 

@@ -46,7 +46,7 @@ def part_of(under_way: UnderWay, share: float, group_size: int) -> int:
 def may_pay(gain: float, sample_s: float) -> bool:
     """Whether samples may end sooner elsewhere, even though this worker has places for them.
 
-    `gain`: see `EngineSpeed.gain`. `sample_s`: the mean time of a sample, in seconds; 0.0 while unknown.
+    `gain` comes from `EngineSpeed.gain`. `sample_s` is the mean time of a sample, in seconds; 0.0 while unknown.
     """
     return gain <= MOST_GAIN and sample_s >= LEAST_SAMPLE_S
 
@@ -77,7 +77,7 @@ def ratio_elsewhere(fleet: Fleet, own: EngineSpeed, own_tokens_per_s: float, ope
     """How many times as fast a sample would run on the other workers if all had equally many samples; 0.0 while
     unknown.
 
-    `own_tokens_per_s`: this worker's speed as the fleet counts it, at the mean load.
+    `own_tokens_per_s` is this worker's speed as the fleet counts it, at the mean load.
     """
     others = fleet.tokens_per_s - own_tokens_per_s
     here = own.tokens_per_s(open_samples)

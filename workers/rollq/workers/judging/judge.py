@@ -31,7 +31,7 @@ class JudgeContext:
     """The resources for making judges: the time limit per sample, processes for judges that need the CPU, and auxiliary
     models.
 
-    `isolate`: custom judges also run in these processes, or in sealed processes.
+    With `isolate`, custom judges run in these processes too, or in sealed processes.
     """
 
     timeout_s: float
@@ -46,8 +46,8 @@ async def nothing_to_close() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A judge with its name. `asks_models`: it takes the pools of auxiliary models. If each row names a judge, `choose`
-    returns the judge of a prompt, one of `others`."""
+    """A judge with its name. `asks_models` says whether it takes the pools of auxiliary models. If each row names a
+    judge, `choose` returns the judge of a prompt, one of `others`."""
 
     name: str
     call: UserFunction

@@ -122,9 +122,9 @@ class OwnAnswers:
     def __init__(
         self, judge: Judge, answer_text: str | None = None, *, of_text: bool = True, may_raise: bool = False
     ) -> None:
-        """`answer_text` is the form that the judge must accept, with `{answer}` in it; None means the usual forms.
-        `may_raise`: an exception means a wrong answer, so the judge may raise on other forms. `of_text`: samples are
-        only text, so a custom judge cannot depend on other fields."""
+        """`answer_text` is the form that the judge must accept, with `{answer}` in it; None means the usual forms. With
+        `may_raise`, an exception means a wrong answer, so the judge may raise on other forms. With `of_text`, samples
+        are only text, so a custom judge cannot depend on other fields."""
         self._judge = judge
         judges = judge.others if judge.choose else (judge,)
         self._checks = {

@@ -34,7 +34,8 @@ MAX_TRACE = 20_000
 
 
 class Call(NamedTuple):
-    """A call of a function. `before`: module, name and arguments of a function to call first; its result is ignored."""
+    """A call of a function. `before` has the module, the name and the arguments of a function to call first; its result
+    is ignored."""
 
     module: str
     name: str
@@ -100,7 +101,7 @@ def _half() -> str:
 
 
 def outcome(function: Callable[..., Answer], args: list[Any], memory: str) -> bytes:
-    """The result or the error of a function, as JSON. `memory`: its memory limit, as text."""
+    """The result or the error of a function, as JSON. `memory` is its memory limit, as text."""
     try:
         answer = function(*args)
     except BaseException as error:  # noqa: BLE001 - any error in a judge, even SystemExit, fails only its sample
@@ -114,7 +115,8 @@ def outcome(function: Callable[..., Answer], args: list[Any], memory: str) -> by
 
 
 def failure(error: BaseException, memory: str, *, raised: bool = True) -> bytes:
-    """An error as JSON. `raised`: the judge itself raised it. `memory`: the judge's memory limit, as text."""
+    """An error as JSON. `raised` says whether the judge itself raised it. `memory` is the judge's memory limit, as
+    text."""
     trace = shown(traceback.format_exc(), MAX_TRACE)
     if isinstance(error, SampleFailed):
         return orjson.dumps({"error": said_by(error), "trace": trace, "kind": error.kind})
@@ -125,7 +127,7 @@ def failure(error: BaseException, memory: str, *, raised: bool = True) -> bytes:
 
 
 def how_it_ended(code: int) -> str:
-    """How a process ended, as text. `code`: its exit code, or minus the number of the signal that killed it."""
+    """How a process ended, as text. `code` is its exit code, or minus the number of the signal that killed it."""
     return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 

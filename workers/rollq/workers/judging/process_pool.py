@@ -64,7 +64,7 @@ class JudgePool:
     """Up to `count` processes, each started at its first use."""
 
     def __init__(self, count: int, variables: Sequence[str] = (), *, seal: Seal | None = None) -> None:
-        """`variables`: names of environment variables for the processes, in addition to the harmless variables.
+        """`variables` are the names of environment variables for the processes, in addition to the harmless variables.
 
         Raises `ConfigError` for a variable that is not set in this process.
         """
@@ -98,13 +98,13 @@ class JudgePool:
     ) -> Answer:
         """The answer that `function(*args)`, or `function(*args, blob)`, returns: one number, named parts or a credit.
 
-        The function is at a module's top level, `args` are JSON. If a call is cancelled or takes longer than
+        The function is at a module's top level, and `args` are JSON. If a call is cancelled or takes longer than
         `timeout_s`, its process is killed with all its descendants. Raises `JudgeFailed` if the function raises or its
         process dies, `SampleFailed` if it raises that, `InvalidReward` if it returns anything but a reward,
         `TimeoutError`, and `TypeError` for arguments that are not JSON.
 
-        `before`: a function and arguments to call first, outside `timeout_s`, to fill caches. In sealed processes, only
-        its effects last from one call to the next, so it must never see a model's text.
+        `before` has a function and arguments to call first, outside `timeout_s`, to fill caches. In sealed processes,
+        only its effects last from one call to the next, so it must never see a model's text.
         """
         first = before and [before[0].__module__, before[0].__qualname__, before[1]]
         call = exact_json.dumps([function.__module__, function.__qualname__, args, timeout_s, first])

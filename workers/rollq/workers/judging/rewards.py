@@ -36,9 +36,9 @@ JUDGE_ERROR: Final = "judge_error"
 class Credit:
     """A judge's answer with rewards of single tokens or turns of the sample.
 
-    `tokens`: one number for each response token of all segments, segment by segment; or `turns`: one number for each
-    turn of the model, for the turn's last token. `reward`: a number, or named parts, for functions of whole samples,
-    such as filters and metrics; None means the sum of `tokens` or `turns`.
+    `tokens` has one number for each response token of all segments, segment by segment. Alternatively, `turns` has one
+    number for each turn of the model, for the turn's last token. `reward` is a number, or named parts, for functions of
+    whole samples, such as filters and metrics; None means the sum of `tokens` or `turns`.
     """
 
     reward: Reward | None = None
@@ -57,9 +57,9 @@ class Verdict(NamedTuple):
     """A judge's result for one sample: a reward with its named parts, or the error that prevented one.
 
     `parts` add up to the reward. `facts` are further numbers, which do not count. `notes` are other facts, as JSON.
-    `token_rewards` float32 [R]: rewards of the response tokens of all segments; None if the judge gave none. `raised`:
-    the judge raised or took too long for this sample; False for `SampleFailed`, whose kind is the `failure`. `cause`:
-    the exception behind the error, for the log.
+    `token_rewards` float32 [R]: rewards of the response tokens of all segments; None if the judge gave none. `raised`
+    is true if the judge raised or took too long for this sample, and false for `SampleFailed`, whose kind is the
+    `failure`. `cause` is the exception behind the error, for the log.
     """
 
     reward: float | None = None

@@ -40,7 +40,7 @@ LOOK_S: Final = 0.01
 
 
 def serve(modules: Sequence[str], means: Sequence[str]) -> None:
-    """Answer calls until the input ends. `modules`: what to import before files are hidden, by one of `means`."""
+    """Answer calls until the input ends. `modules` are imported before files are hidden, by one of `means`."""
     parent = os.getppid()
     calls, answers = take_pipes()
     silence = os.open(os.devnull, os.O_WRONLY)

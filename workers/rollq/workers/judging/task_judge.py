@@ -17,7 +17,7 @@ from rollq.workers.user_code.calls import UserFunction
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """Reads the answer of a prompt for its judge. `readers`: a reader for each value of the column that selects the
+    """Reads the answer of a prompt for its judge. `readers` has a reader for each value of the column that selects the
     judge, or for "" without such a column. `identity` is the judges and the column, as a string."""
 
     readers: Mapping[str, AnswerReader | None]

@@ -80,9 +80,9 @@ class RqWorker(BaseWorker):
     def __init__(
         self, queue: Queue, run: str, work: TicketHandler, *, name: str, grace_s: float, listens: bool = True
     ) -> None:
-        """`name`: see `incarnation_name`. `grace_s` is how long tickets in flight may take to finish after a stop.
-
-        `listens`: whether to subscribe to RQ's commands; otherwise the caller does it with `command_channels`.
+        """`name` comes from `incarnation_name`. `grace_s` limits how long tickets in flight may take to finish after a
+        stop. `listens` says whether to subscribe to RQ's commands; otherwise, the caller does so with
+        `command_channels`.
         """
         super().__init__(
             [queue],

@@ -33,7 +33,7 @@ class HfTokenizer:
     """`Tokenizer` over a folder written by `save_pretrained`."""
 
     def __init__(self, folder: Path, chat_template: Path | None = None) -> None:
-        """`chat_template`: a file whose template replaces the folder's.
+        """`chat_template` is a file whose template replaces the folder's.
 
         Raises `ConfigError` if the folder has no fast tokenizer, the file has no template, or transformers is not
         installed.

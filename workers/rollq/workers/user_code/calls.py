@@ -51,8 +51,8 @@ _THREADS = ThreadCache()
 
 @dataclass(frozen=True, slots=True)
 class UserFunction:
-    """A function, sync or async, with a timeout; None if the function enforces its timeout itself. `quick`: it needs
-    neither a timeout nor a thread."""
+    """A function, sync or async, with a timeout, None if the function enforces its timeout itself. A `quick` function
+    needs neither a timeout nor a thread."""
 
     function: Callable[..., Any]
     timeout_s: float | None

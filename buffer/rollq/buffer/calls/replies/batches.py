@@ -10,9 +10,9 @@ from rollq.buffer.calls.replies.claims import ClaimedGroup
 class BatchState:
     """A batch of groups that is gathered as a whole; `handle` names this incarnation of `batch_id`.
 
-    `state`: running, finalizing, finalized or aborted. `size`: its groups so far; with `closed`, its final number.
-    `gathered`, `filtered`, `failed`: its groups that are finished; `left`: groups that left it unfinished when it was
-    cut off. `epoch`, `version`: the live weights when it began.
+    `state` is running, finalizing, finalized or aborted. `size` is the number of its groups so far; with `closed`, it
+    is final. `gathered`, `filtered` and `failed` count its finished groups, and `left` counts groups that left it
+    unfinished when it was cut off. `epoch` and `version` are the live weights when it began.
     """
 
     batch_id: str
@@ -36,8 +36,9 @@ class BatchState:
 
 
 class Finalizing(NamedTuple):
-    """The progress of ending a batch. `finalizing`: the caller has it, with its finished groups; `busy`: another caller
-    has it; `finalized` or `aborted`: it has ended, with its `result` (JSON, or the reason)."""
+    """The progress of ending a batch. The state is `finalizing` if the caller has it, with its finished groups, and
+    `busy` if another caller has it. If it is `finalized` or `aborted`, the batch has ended, with its `result` (JSON, or
+    the reason)."""
 
     state: str
     result: bytes

@@ -9,10 +9,10 @@ from rollq.buffer.values.rollouts import PipelineOutput
 
 
 class ClaimedGroup(NamedTuple):
-    """One group of a claimed batch, without its samples. `tokens`: response tokens; `reward`: mean over samples;
-    `payload`: the key of the samples' frame, '' if it is in the group's rollout; `nonce`: of the lease that made them;
-    `rows`: see `rollq.buffer.wire.sample_rows`; `uses`: how often it was trained before; `probability`: how likely its
-    draw was, None in an order without draws."""
+    """One group of a claimed batch, without its samples. `tokens` counts response tokens, and `reward` is the mean over
+    samples. `payload` is the key of the samples' frame, '' if it is in the group's rollout. `nonce` belongs to the
+    lease that made the samples. `rows` are described in `rollq.buffer.wire.sample_rows`. `uses` says how often the
+    group was trained before. `probability` is the probability of its draw, None in an order without draws."""
 
     task: str
     group_id: int
@@ -41,10 +41,10 @@ class Counting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The batch of a step; every call for the step returns the same one, until it is released.
+    """The batch of a step; every call for the step returns the same batch, until it is released.
 
     `counting` has one entry for each group, from its first claim: its tokens never get older than that. `claim_round`
-    names this claim for its release; `releases`: how often the step was already released in this epoch.
+    names this claim for its release; `releases` says how often the step was already released in this epoch.
 
     While the batch fills, `lack` has the missing groups per task: later calls return the same groups and more. `parts`
     are the ends of its parts, as numbers of groups, and the groups are in the order of the parts. `plan_round` is for
@@ -80,9 +80,9 @@ class Readiness(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """No batch yet. For each task that is short: how many groups are ready, how many are wanted, how many running ones
-    it waits for because they would be too old at the next step, and how many must reach the archive first. If no task
-    is short, the last batch is being released."""
+    """No batch yet. For each task that is short, it has the number of groups that are ready, that are wanted, that are
+    running and would be too old at the next step, and that must reach the archive first. If no task is short, the last
+    batch is being released."""
 
     step: int
     ready: Mapping[str, int]

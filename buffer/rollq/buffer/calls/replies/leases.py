@@ -8,7 +8,8 @@ from rollq.buffer.values.rollouts import Lease
 
 
 class Reaped(NamedTuple):
-    """Leases past their deadline: sent back, or quarantined. `held`: no lease ends just after an outage."""
+    """Groups whose leases were past their deadline: sent back, or quarantined. With `held`, no lease was ended, because
+    an outage has just passed."""
 
     requeued: int
     quarantined: int
@@ -16,8 +17,8 @@ class Reaped(NamedTuple):
 
 
 class Leased(NamedTuple):
-    """The leases of a worker. `drain`: finish the leased groups before leasing again, since a suspect must run
-    alone."""
+    """The leases of a worker. If `drain` is set, the worker must finish its leased groups before it leases again, since
+    a suspect must run alone."""
 
     leases: tuple[Lease, ...]
     drain: bool
@@ -35,7 +36,7 @@ class Renewed(NamedTuple):
 class Offer:
     """Samples of a leased group, by index: `added` to the offers to other workers, or `taken_back`.
 
-    `number`: how many earlier calls for this lease added samples or took some back.
+    `number` counts the earlier calls for this lease that added samples or took some back.
     """
 
     lease: Lease
@@ -48,7 +49,7 @@ class Offer:
 class Offered:
     """The samples of a leased group, by index, that are offered to other workers or lent to one.
 
-    `parts`: how many parts of its samples the buffer has.
+    `parts` counts the parts of its samples in the buffer.
     """
 
     offered: frozenset[int]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """`count` prompts became groups from `first_id` up; the dataset's cursor is now `cursor`."""
+    """`count` prompts became groups, with ids from `first_id` up; the dataset's cursor is now `cursor`."""
 
     count: int
     first_id: int
@@ -50,7 +50,7 @@ class UnusableRow(NamedTuple):
 
 
 class ExcludedRows(NamedTuple):
-    """Rows of a task's prompts that were taken out by hand, and how many others were taken out of another file."""
+    """The excluded rows of a task's prompts, and the number of rows that were excluded from another file."""
 
     rows: frozenset[int]
     of_another_file: int
@@ -58,7 +58,7 @@ class ExcludedRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """The number of rows that are unusable for one reason, and the place of the first one."""
+    """The number of rows that are unusable for one reason, and the place of the first such row."""
 
     rows: int
     first: str

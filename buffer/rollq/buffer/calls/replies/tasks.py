@@ -25,8 +25,8 @@ class Clock:
     """A task's copy of the facts that its functions check.
 
     `step` is the train step that is trained next (from 1), `version` the live model version (`NO_VERSION` before the
-    first trainer), `committed` the last trained step, `checkpoint` the last one that a checkpoint covers, `history` the
-    oldest step to resume from. No step before `first_manifest` has a batch in this store. A rewind has undone steps
+    first trainer), `committed` the last trained step, `checkpoint` the last step that a checkpoint covers, `history`
+    the oldest step to resume from. No step before `first_manifest` has a batch in this store. A rewind has undone steps
     beyond `claimed_step`, up to `undone`, so none of these can be resumed from. `rules_revision` counts the changes of
     `rules`, from 1.
     """
@@ -63,9 +63,9 @@ class LastError:
 class Counts:
     """The counts of a task.
 
-    `ready`: completed groups that are fresh at the clock's step. `kept` of the last `outcomes` finished groups were
-    worth training (the others were filtered or failed); at most `keep_window` are remembered. `last_error`: None before
-    the first one.
+    `ready` counts completed groups that are fresh at the clock's step. `kept` of the last `outcomes` finished groups
+    were worth training (the others were filtered or failed); at most `keep_window` are remembered. `last_error` is None
+    before the first error.
 
     `progress` holds cumulative counters: cursor, admitted, consumed, produced, tokens, reward_sum, reward_count,
     expired, filtered, failed, requeued, refused, duplicates, and dropped_<reason> for groups that left; leased, groups
@@ -90,7 +90,7 @@ class Counts:
 
     @property
     def failed_in_a_row(self) -> int:
-        """Groups that have failed since the last one that did not."""
+        """Groups that have failed since the last group that did not fail."""
         return int(self.progress.get("failed_in_a_row", 0))
 
     @property
@@ -146,9 +146,8 @@ def unaccounted_groups(progress: Mapping[str, float], statuses: Mapping[Any, int
 
 @dataclass(frozen=True, slots=True)
 class Production:
-    """The production of a task between two calls. `timings_ms`: how long groups took, the last 1000 of them.
-
-    `sums`: groups by where they were filed, `tokens` (new ones), `reward_sum` and `reward_count` before any filter.
+    """The production of a task between two calls. `timings_ms` are the times that the last 1000 groups took. `sums`
+    count groups by where they were filed, new `tokens`, and `reward_sum` and `reward_count` before any filter.
     """
 
     seconds: float
@@ -157,8 +156,8 @@ class Production:
 
 
 class ArchiveState(NamedTuple):
-    """The archive of a task: its number of groups, seconds since the last file (None before the first one), why a live
-    archiver cannot write the next one ('' if it can), and whether an archiver has taken groups lately."""
+    """The archive of a task: its number of groups, seconds since the last file (None before the first file), why a live
+    archiver cannot write the next file ('' if it can), and whether an archiver has taken groups lately."""
 
     groups: int
     age_s: float | None

@@ -1,4 +1,4 @@
-"""A trainer's hold of the run, and the weights that it has published."""
+"""A trainer's hold on the run, and the weights that it has published."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 class LiveModel:
     """The weights that workers should serve.
 
-    `awaited`: the digests of later versions that its trainer, which replays recorded batches, may publish again.
+    `awaited` are the digests of later versions that its trainer, which replays recorded batches, may publish again.
     """
 
     epoch: int
@@ -24,7 +24,7 @@ class LiveModel:
 
 @dataclass(frozen=True, slots=True)
 class TrainerEpoch:
-    """A trainer's hold of the run: the fencing token of its calls. `from_step` is the step of its checkpoint; later
+    """A trainer's hold on the run: the fencing token of its calls. `from_step` is the step of its checkpoint; later
     batches, up to step `replayed_through`, are served as they were recorded."""
 
     epoch: int

@@ -21,7 +21,7 @@ _CAPABILITIES_V3: Final = 0x20080522
 
 
 def column() -> int:
-    """The index of this machine in pairs of (x86_64, aarch64). Raises `OSError` on any other."""
+    """The index of this machine in pairs of (x86_64, aarch64). Raises `OSError` on any other machine."""
     machine = os.uname().machine if sys.platform == "linux" and sys.maxsize > 1 << 32 else ""
     if machine not in _COLUMNS:
         raise OSError(f"needs 64-bit Python on Linux, on {' or '.join(_COLUMNS)}")
@@ -50,7 +50,7 @@ def give_up_capabilities() -> None:
 
 
 def hide_memory() -> None:
-    """Keep the user's other processes from reading this one's memory, and write no core file."""
+    """Keep the user's other processes from reading this process's memory, and write no core file."""
     c_call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 

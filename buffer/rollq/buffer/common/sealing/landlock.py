@@ -34,7 +34,8 @@ def allow_only_reading(folders: Iterable[str]) -> None:
     """Deny this thread, and everything it starts, all files outside `folders`, all changes to files, TCP, signals to
     other processes and their abstract sockets, as far as the kernel knows these rights. Raises `OSError`.
 
-    `folders`: folders and files; missing or forbidden paths are skipped. The process must have given up gaining rights.
+    `folders` may be folders and files; missing or forbidden paths are skipped. The process must have given up gaining
+    rights.
     """
     known = version()
     rights = (1 << max(count for since, count in _FILE_RIGHTS if since <= known)) - 1
@@ -51,7 +52,8 @@ def allow_only_reading(folders: Iterable[str]) -> None:
 
 def forbid_mounts_and_foreign_sockets() -> None:
     """Deny this thread, and everything it starts, mounts (even in new namespaces), new devices, and abstract Unix
-    sockets of others, as far as the kernel knows these rights. Raises `OSError`, including on Linux before 5.19.
+    sockets of other processes, as far as the kernel knows these rights. Raises `OSError`, including on Linux before
+    5.19.
 
     The process must have given up gaining rights, or be root in its namespace.
     """

@@ -23,7 +23,7 @@ _OLD: Final = "/.old"
 def move_into_own_root(folders: Iterable[str]) -> None:
     """Leave this process, and everything it starts, only `folders`, read-only, and no network. Raises `OSError`.
 
-    `folders`: folders and files; missing or forbidden ones are skipped. The process must have a single thread.
+    `folders` may be folders and files; missing or forbidden ones are skipped. The process must have a single thread.
     """
     found = [path for path in folders if os.path.exists(path)]
     seen = [path for path in found if not any(path.startswith(f"{above}/") for above in found)]

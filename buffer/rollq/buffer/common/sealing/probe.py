@@ -28,7 +28,7 @@ def sealing_available() -> dict[Means, str]:
 
 
 def require_sealing(setting: str, remedy: str) -> None:
-    """Raise `ConfigError` unless processes can be sealed here. `remedy`: what the user can do, as a clause."""
+    """Raise `ConfigError` unless processes can be sealed here. `remedy` says, as a clause, what the user can do."""
     found = sealing_available()
     if all(found.values()):
         reasons = "; ".join(f"{means}: {reason}" for means, reason in found.items())

@@ -36,13 +36,12 @@ _HIDE: Final[Mapping[Means, Callable[[Iterable[str]], None]]] = {
 _LIBRARIES: Final = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
 """Where the system keeps shared libraries, and Python's time zone names."""
 MOST_FILES: Final = 64
-"""Open files of a sealed process."""
+"""The most open files of a sealed process."""
 
 
 def python_folders() -> list[str]:
-    """Folders with Python, installed packages, rollq and shared libraries, both as named and with links resolved.
-
-    Neither the folder of a program nor one that `PYTHONPATH` names.
+    """Folders with Python, installed packages, rollq and shared libraries, both as named and with links resolved. The
+    folder of a program and the folders in `PYTHONPATH` are not among them.
     """
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed += site.getsitepackages()

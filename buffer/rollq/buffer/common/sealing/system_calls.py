@@ -45,7 +45,7 @@ _OPEN: Final = ((2, None, 1), (257, 56, 2))
 _FCNTL: Final = (72, 25)
 _PRLIMIT: Final = (302, 261)
 _COPIES_AND_FLAGS: Final = (0, 1, 2, 3, 1030)
-"""The commands of `fcntl` that copy a file descriptor or return its flags; others can send signals."""
+"""The commands of `fcntl` that copy a file descriptor or return its flags; other commands can send signals."""
 _ARCHITECTURES: Final = (0xC000003E, 0xC00000B7)
 _TO_READ: Final = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _TO_READ_TOO: Final = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_LARGEFILE", 0)

@@ -53,7 +53,7 @@ def _failed(episode: Episode[Any, Any, Any]) -> Outcome:
 
 
 def kind_of(error: str, message: str, *, is_scored: bool = False) -> str:
-    """The failure kind of an error in verifiers. `is_scored`: it happened after rewards were computed."""
+    """The failure kind of an error in verifiers. `is_scored` is true if it happened after rewards were computed."""
     if error == "TaskError":
         return "grader" if is_scored else "environment"
     if error == "ProviderError" and OVERFLOW in message:

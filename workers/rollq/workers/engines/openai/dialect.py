@@ -116,8 +116,8 @@ class Describe(Protocol):
     def __call__(
         self, http: aiohttp.ClientSession, url: str, model: str | None, /, *, pushes: bool
     ) -> Awaitable[Description]:
-        """Describe the server at `url`; `model` is the name of the model that it should serve. `pushes`: weights will
-        be pushed into it.
+        """Describe the server at `url`; `model` is the name of the model that it should serve. `pushes` says whether
+        weights will be pushed into it.
 
         Raises `TransientError`, or `ValueError` for a server that cannot serve training.
         """

@@ -50,11 +50,10 @@ class ServerState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Server(PooledServer):
-    """One server. `model` is its name for the model; `priorities`: it accepts the parameter `priority`.
-
-    `weights_verified`: the pushed weights have been verified, and nothing can have changed them since. `checked`: its
-    logprobs agree with the live weights, or cannot be compared. `check` is the result of the comparison, if there was
-    one. `accused`: wrong logprobs have been logged.
+    """One server. `model` is its name for the model. `priorities` says whether it accepts the parameter `priority`.
+    `weights_verified` is true if the pushed weights have been verified, and nothing can have changed them since.
+    `checked` is true if its logprobs agree with the live weights, or cannot be compared. `check` is the result of the
+    comparison, if there was one. `accused` is true once wrong logprobs have been logged.
     """
 
     dialect: Dialect = field(kw_only=True)

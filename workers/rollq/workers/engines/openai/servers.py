@@ -63,7 +63,7 @@ class Servers(ServerPool[Server]):
     def __init__(
         self, dialect: Dialect, urls: Sequence[str], model: str | None, policy: RetryPolicy, *, pushes: bool
     ) -> None:
-        """`pushes`: weights are loaded into the servers, by `serve`."""
+        """`pushes` says whether `serve` loads weights into the servers."""
         super().__init__([Server(url.rstrip("/"), dialect=dialect) for url in urls], policy)
         self._routes = dialect.weights
         self._pushes = pushes

@@ -53,7 +53,7 @@ def sampling_parameters(
 ) -> SamplingParams:
     """Parameters for at most `tokens` new tokens, with every field set that affects the distribution or the end.
 
-    `streamed`: vLLM returns the tokens in several outputs, as they are made.
+    If `streamed`, vLLM returns the tokens in several outputs, as they are made.
     """
     return SamplingParams(
         n=1,

@@ -39,7 +39,7 @@ class ProcessGuard:
     def marking(self, **environment: str) -> Iterator[None]:
         """Mark the processes that start within the block, in any thread, and all processes that these start later.
 
-        `environment`: variables for these processes only, unless they are set already.
+        `environment` has variables for these processes only, unless they are set already.
         """
         if self._watchdog is None:
             yield

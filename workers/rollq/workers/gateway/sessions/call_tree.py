@@ -30,7 +30,7 @@ from rollq.workers.gateway.sessions.request_digest import (
 
 @dataclass(slots=True)
 class CallTree:
-    """The calls of a session. `verbatim`: whether conversations keep turns as their text (see `ChatFormat`)."""
+    """The calls of a session. `verbatim` says whether conversations keep turns as their text (see `ChatFormat`)."""
 
     tokenizer: Tokenizer
     verbatim: bool

@@ -70,8 +70,8 @@ class RepeatedCalls:
     """The calls of a session by the digests of their requests. All methods run on the event loop."""
 
     def __init__(self, repeat_s: float, is_answered: Callable[[int], bool]) -> None:
-        """`repeat_s`: how long a call may run while nobody waits for it; `is_answered`: whether the call that was
-        located at this count has an answer."""
+        """`repeat_s` limits how long a call may run while nobody waits for it. `is_answered` returns whether the call
+        that was located at this count has an answer."""
         self._repeat_s = repeat_s
         self._is_answered = is_answered
         self._asked: dict[bytes, list[Asked]] = {}
