@@ -732,7 +732,7 @@ def test_a_group_that_is_stopped_while_a_call_is_answered_does_not_fail(tokenize
         with pytest.raises(CallRefused, match="this session is over"):
             await serve(session, REQUEST)
         assert session.answering.failure is None
-        assert len(session.so_far().segments) == 1
+        assert len(session.answering.so_far().segments) == 1
 
     run(use)
 

@@ -1,9 +1,12 @@
 """Means of numbers that may be missing. Pure."""
 
 from collections.abc import Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def present(values: Iterable[float | None]) -> list[float]:
+def present(values: Iterable[T | None]) -> list[T]:
     """The values that are not None."""
     return [value for value in values if value is not None]
 

@@ -6,7 +6,7 @@ A loop returns a sample that is completed, aborted, or failed with a reason. Rew
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Final, Protocol
 
@@ -15,10 +15,9 @@ import numpy as np
 from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import FinishReason, Int32Array, Prompt, Sample, SampleStatus, Segment
 from rollq.workers.agents.image_prompts import ImageTokenizer
-from rollq.workers.agents.segments import join, spent
-from rollq.workers.agents.stop_strings import cut_at_stop_string
+from rollq.workers.agents.segments import continued, rest_of, spent
 from rollq.workers.agents.template_forms import for_template, tools_for_template
-from rollq.workers.engines.protocol import Completion, Request, Sampling, Tokenizer, parse_reason
+from rollq.workers.engines.protocol import Completion, Request, Sampling, Tokenizer
 from rollq.workers.user_code.calls import guarded
 from rollq.workers.user_code.errors import reason_of, said_by
 
@@ -112,33 +111,33 @@ class SingleTurn:
         """See `AgentLoop.run`."""
         sampling = rollout.sampling
         check_length(rollout)
-        segment = rollout.previous.segments[-1] if rollout.previous.segments else None
-        if segment is not None and not np.array_equal(segment.prompt_ids, rollout.prompt_ids):
-            raise ValueError("the sample cannot be continued: a different agent loop or prompt started it")
+        segment = _previous(rollout)
         prefix = None if segment is None else segment.response_ids
         reason = spent(prefix, sampling.max_tokens, sampling.end_ids(rollout.tokenizer.eos_ids))
-        if reason is None:
-            left = sampling if prefix is None else replace(sampling, max_tokens=sampling.max_tokens - len(prefix))
+        if segment is None or reason is None:
             report = None if rollout.keep is None else partial(self._keep, rollout, segment)
-            request = Request(rollout.prompt_ids, left, prefix_ids=prefix, priority=rollout.priority, report=report)
-            completion = await rollout.generate(request)
-            if prefix is not None:
-                completion = cut_at_stop_string(prefix, completion, sampling.stop, rollout.tokenizer)
-            reason = parse_reason(completion.finish_reason)
-            segment = join(rollout.prompt_ids, segment, completion)
-        ids = [] if segment is None else segment.response_ids.tolist()
-        return finish(rollout, () if segment is None else (segment,), reason, rollout.tokenizer.decode(ids))
+            request = Request(rollout.prompt_ids, sampling, priority=rollout.priority, report=report)
+            completion = await rollout.generate(rest_of(request, segment))
+            segment, reason = continued(rollout.prompt_ids, segment, completion, sampling.stop, rollout.tokenizer)
+        return finish(rollout, (segment,), reason, rollout.tokenizer.decode(segment.response_ids.tolist()))
 
     @staticmethod
     def _keep(rollout: Rollout, before: Segment | None, new: Completion) -> None:
         """Keep the sample so far: `new` continues `before`. A malformed `new` is ignored here and reported with the
         finished sample."""
         assert rollout.keep is not None
-        if before is not None:
-            new = cut_at_stop_string(before.response_ids, new, rollout.sampling.stop, rollout.tokenizer)
-        if new.finish_reason is FinishReason.ABORT:  # otherwise the cut has ended it, and the engine does not know yet
-            with suppress(ValueError):
-                rollout.keep(finish(rollout, (join(rollout.prompt_ids, before, new),), FinishReason.ABORT, ""))
+        with suppress(ValueError):
+            made, reason = continued(rollout.prompt_ids, before, new, rollout.sampling.stop, rollout.tokenizer)
+            if reason is FinishReason.ABORT:  # otherwise the cut has ended it, and the engine does not know yet
+                rollout.keep(finish(rollout, (made,), FinishReason.ABORT, ""))
+
+
+def _previous(rollout: Rollout) -> Segment | None:
+    """The segment to continue. Raises `ValueError` if it is of another loop or prompt."""
+    segment = rollout.previous.segments[-1] if rollout.previous.segments else None
+    if segment is not None and not np.array_equal(segment.prompt_ids, rollout.prompt_ids):
+        raise ValueError("the sample cannot be continued: a different agent loop or prompt started it")
+    return segment
 
 
 def finish(rollout: Rollout, segments: Sequence[Segment], reason: FinishReason, text: str) -> Sample:

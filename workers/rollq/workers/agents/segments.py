@@ -1,5 +1,6 @@
 """Joins, cuts and checks the segments of a response that arrives in parts. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeGuard
 
@@ -8,7 +9,8 @@ import numpy.typing as npt
 
 from rollq.buffer.values.rollouts import FinishReason, Int32Array, NamedArrays, Segment, VersionSpan
 from rollq.buffer.wire.parts import join_spans
-from rollq.workers.engines.protocol import Completion
+from rollq.workers.agents.stop_strings import cut_at_stop_string
+from rollq.workers.engines.protocol import Completion, Request, Tokenizer, parse_reason
 
 
 def spent(prefix: Int32Array | None, max_tokens: int, end_ids: frozenset[int]) -> FinishReason | None:
@@ -18,6 +20,23 @@ def spent(prefix: Int32Array | None, max_tokens: int, end_ids: frozenset[int]) -
     if int(prefix[-1]) in end_ids:
         return FinishReason.STOP
     return FinishReason.LENGTH if len(prefix) >= max_tokens else None
+
+
+def rest_of(request: Request, before: Segment | None) -> Request:
+    """The request for what is missing after the tokens of `before`, of the most that `request` asks for."""
+    if before is None:
+        return request
+    left = replace(request.sampling, max_tokens=request.sampling.max_tokens - len(before.response_ids))
+    return replace(request, sampling=left, prefix_ids=before.response_ids)
+
+
+def continued(
+    prompt_ids: Int32Array, before: Segment | None, new: Completion, stop: Sequence[str], tokenizer: Tokenizer
+) -> tuple[Segment, FinishReason]:
+    """As `join`, with `new` cut at a stop string that began in `before`; and why the segment ends."""
+    if before is not None:
+        new = cut_at_stop_string(before.response_ids, new, stop, tokenizer)
+    return join(prompt_ids, before, new), parse_reason(new.finish_reason)
 
 
 def join(prompt_ids: Int32Array, before: Segment | None, new: Completion) -> Segment:

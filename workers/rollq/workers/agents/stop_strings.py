@@ -31,6 +31,11 @@ def cut_at_stop_string(
     return new
 
 
+def first_among(stop: Sequence[str], text: str) -> str | None:
+    """The stop string that comes first in a text; None without any."""
+    return min(filter(text.__contains__, stop), key=text.find, default=None)
+
+
 def _first(new: Completion, tokens: int) -> Completion:
     """The first `tokens` tokens of a completion, with finish reason `STOP`."""
     versions, left = [], tokens

@@ -56,18 +56,24 @@ def wanted(body: Mapping[str, Any], known: Set[str]) -> Wanted:
     """The request for a session in this JSON body. `known` are the tasks whose sessions are offered here, empty if
     unknown. Raises `CallRefused`, including for tasks that are all unknown.
     """
-    tasks, wait_s = body.get("tasks"), body.get("wait_s", 0)
-    if tasks is not None and not (isinstance(tasks, list) and tasks and all(isinstance(task, str) for task in tasks)):
-        raise CallRefused("tasks is a list of names of tasks")
+    tasks, wait_s = _tasks(body.get("tasks")), body.get("wait_s", 0)
     if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s <= MOST_WAIT_S:
         raise CallRefused(f"wait_s is a number of seconds from 0 to {MOST_WAIT_S:g}")
-    if tasks is not None and known and not known & set(tasks):
+    if tasks is not None and known and known.isdisjoint(tasks):
         raise CallRefused(
             f"this worker has none of these tasks: {', '.join(tasks)}; its tasks for programs elsewhere: "
             f"{', '.join(sorted(known))}",
             code="unknown_task",
         )
-    return Wanted(None if tasks is None else frozenset(tasks), float(wait_s))
+    return Wanted(tasks, float(wait_s))
+
+
+def _tasks(tasks: Any) -> tuple[str, ...] | None:
+    if tasks is None:
+        return None
+    if not isinstance(tasks, list) or not tasks or not all(isinstance(task, str) for task in tasks):
+        raise CallRefused("tasks is a list of names of tasks")
+    return tuple(tasks)
 
 
 class Offers:

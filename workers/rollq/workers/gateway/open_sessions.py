@@ -9,7 +9,7 @@ import hmac
 import logging
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Final
@@ -99,23 +99,18 @@ class Gateway:
 
         Clients with a token in their base URL may send any other key except another session's token.
         """
-        in_path = self._sessions.get(_digest(token_in_path)) if token_in_path else None
-        sessions = {session for token in tokens if (session := self._sessions.get(_digest(token))) is not None}
-        if in_path is not None:
-            sessions.add(in_path)
-        if len(sessions) > 1:
-            raise CallRefused("the request has the tokens of two sessions", status=401, code="invalid_token")
-        if not sessions or (token_in_path and in_path is None):
+        in_path = _among(self._sessions, [token_in_path])
+        session = _only(in_path | _among(self._sessions, tokens))
+        if session is None or (token_in_path and not in_path):
             raise session_over()
-        return sessions.pop()
+        return session
 
     def session_of_outcome(self, token_in_path: str, tokens: Sequence[str]) -> Session:
         """The session of a request with these tokens that sets an outcome. Raises `CallRefused`, and counts requests
         that have only the session's token."""
-        given = {session for token in tokens if (session := self._outcomes.get(_digest(token))) is not None}
-        if not given and token_in_path and (session := self._outcomes.get(_digest(token_in_path))) is not None:
-            given.add(session)  # programs that may set their rewards have one token for both
-        if not given:
+        # programs that may set their rewards have one token for both
+        given = _only(_among(self._outcomes, tokens) or _among(self._outcomes, [token_in_path]))
+        if given is None:
             session = self.session_of(token_in_path, tokens)
             session.refused_outcomes += 1
             self.refused_outcomes += 1
@@ -127,10 +122,8 @@ class Gateway:
                 code="invalid_token",
             )
         if token_in_path:
-            given.add(self.session_of(token_in_path, ()))
-        if len(given) > 1:
-            raise CallRefused("the request has the tokens of two sessions", status=401, code="invalid_token")
-        return given.pop()
+            _only({given, self.session_of(token_in_path, ())})
+        return given
 
 
 def new_token() -> str:
@@ -141,3 +134,15 @@ def new_token() -> str:
 def _digest(token: str) -> bytes:
     """The lookup key of a token. The time of a lookup reveals nothing about the token."""
     return hashlib.sha256(token.encode(errors="replace")).digest()
+
+
+def _among(sessions: Mapping[bytes, Session], tokens: Iterable[str]) -> set[Session]:
+    """The sessions with these tokens."""
+    return {session for token in tokens if (session := sessions.get(_digest(token))) is not None}
+
+
+def _only(sessions: Set[Session]) -> Session | None:
+    """The session; None if there is none. Raises `CallRefused` for two."""
+    if len(sessions) > 1:
+        raise CallRefused("the request has the tokens of two sessions", status=401, code="invalid_token")
+    return next(iter(sessions), None)

@@ -21,12 +21,13 @@ from pydantic import Field, field_validator
 
 from rollq.buffer.common import exact_json
 from rollq.buffer.common.child_processes import INHERITED
+from rollq.buffer.common.mappings import filled
 from rollq.buffer.common.plugins import load_plugin
 from rollq.buffer.common.process_environment import hide_environment
 from rollq.buffer.common.sealing.kernel import hide_memory
 from rollq.buffer.common.user_functions import inside
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.values.rollouts import FinishReason, Sample
+from rollq.buffer.values.rollouts import Sample
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.loops import Rollout, check_length, failed
 from rollq.workers.agents.turns import ChatFormat
@@ -193,8 +194,7 @@ class Harness:
         try:
             exit_code = await self._until_ended(process, session, rollout)
             is_closed = session.closed.is_set()
-            if session.answering.failure is None and not rollout.is_stopped():
-                await session.settle()
+            await session.settle()
         finally:
             session.closed.set()
             await process.end()
@@ -202,12 +202,10 @@ class Harness:
                 with suppress(ContainerError):  # the judging code stops it again
                     await asyncio.to_thread(container.stop)
             await session.stop()
-        if session.answering.failure is not None:
-            raise session.answering.failure
-        if rollout.is_stopped():
-            return session.so_far()
+        if (stopped := session.stopped_sample()) is not None:
+            return stopped
         links = await asyncio.to_thread(folder.remove_foreign_links)
-        return self._sample(session, folder, {"removed_links": links} if links else {}, exit_code, is_closed)
+        return self._sample(session, folder, filled({"removed_links": links}), exit_code, is_closed)
 
     async def _until_ended(self, process: HarnessProcess, session: Session, rollout: Rollout) -> int | None:
         """The command's exit code; None if it is still running because its session was closed or its time is up."""
@@ -239,16 +237,11 @@ class Harness:
     ) -> Sample:
         tail = folder.tail()
         facts = {"exit_code": exit_code, "output": tail, "workspace": str(folder.workspace), **counts}
+        made = session.sample(extra={"harness": facts})
         if exit_code and not is_closed:
-            made = session.sample(extra={"harness": facts})
             problem = f"the command ended with exit code {exit_code}{self._too_large(folder, exit_code)}"
             return replace(failed(f"{problem}: {tail[-500:] or 'it wrote nothing'}"), extra=made.extra)
-        made = session.sample(extra={"harness": facts})
-        if (failed_sample := session.failed(made)) is not None:
-            return failed_sample
-        if exit_code is None and not is_closed and made.segments:
-            return replace(made, finish_reason=FinishReason.LENGTH)  # its time was up
-        return made
+        return session.ended(made, out_of_time=exit_code is None and not is_closed)
 
     def _too_large(self, folder: HarnessFolder, exit_code: int) -> str:
         """The end of the error message if the command failed because a file became too large; empty for other
@@ -258,19 +251,23 @@ class Harness:
         return ""
 
 
-def harness_loop(gateway: Gateway, **options: Any) -> Harness:
-    """The loop `harness` from its `agent_options`. Raises `ConfigError`, and `ValidationError` for invalid options."""
-    settings = HarnessSettings(**options)
+def _check_places(settings: HarnessSettings) -> None:
+    """Raise `ConfigError` for a program or a folder that does not exist."""
     program, workspace = settings.command[0], settings.workspace
     if "/" not in program and not settings.images and shutil.which(program) is None:
         raise ConfigError(f"agent_options.command: {program!r} is not on the PATH of this worker")
-    if workspace is not None and not workspace.is_dir():
-        raise ConfigError(f"agent_options.workspace: {str(workspace)!r} is not a folder")
     if settings.workspace_field and workspace is None:
         raise ConfigError("agent_options.workspace_field names folders in agent_options.workspace, which is missing")
-    for place in settings.writable:
-        if not place.is_dir():
-            raise ConfigError(f"agent_options.writable: {str(place)!r} is not a folder")
+    named = [("workspace", workspace), *(("writable", place) for place in settings.writable)]
+    for option, place in named:
+        if place is not None and not place.is_dir():
+            raise ConfigError(f"agent_options.{option}: {str(place)!r} is not a folder")
+
+
+def harness_loop(gateway: Gateway, **options: Any) -> Harness:
+    """The loop `harness` from its `agent_options`. Raises `ConfigError`, and `ValidationError` for invalid options."""
+    settings = HarnessSettings(**options)
+    _check_places(settings)
     gateway.want()
     remove_left_folders()
     containers = make_containers(settings)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 from pydantic import Field
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.values.rollouts import FinishReason, Sample
+from rollq.buffer.values.rollouts import Sample
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.loops import Rollout, check_length, failed
 from rollq.workers.agents.turns import ChatFormat
@@ -81,24 +81,17 @@ class Outside:
                 with self.offers.offering(offer):
                     await _until(offer.taken, rollout, session.closed.is_set)
                 ended = await self._until_closed(rollout, session)
-                if session.answering.failure is None and not rollout.is_stopped():
-                    await session.settle()
+                await session.settle()
             finally:
                 await session.stop()
-        if session.answering.failure is not None:
-            raise session.answering.failure
-        if rollout.is_stopped():
-            return session.so_far()
+        if (stopped := session.stopped_sample()) is not None:
+            return stopped
         made = session.sample(extra={"harness": {"ended": ended}})
-        if (failed_sample := session.failed(made)) is not None:
-            return failed_sample
         if ended in ("starting", "idle"):
             which = "no call" if ended == "starting" else "no further call"
             limit_s = getattr(self.settings, f"{ended}_s")
             return replace(failed(f"the program made {which} for {limit_s:g} s ({ended}_s)"), extra=made.extra)
-        if ended == "timeout" and made.segments:
-            return replace(made, finish_reason=FinishReason.LENGTH)
-        return made
+        return session.ended(made, out_of_time=ended == "timeout")
 
     async def _until_closed(self, rollout: Rollout, session: Session) -> str:
         """Wait until the session is closed, is idle for too long, or its time is up. Returns which."""

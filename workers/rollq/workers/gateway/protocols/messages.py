@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import orjson
 
+from rollq.buffer.common.mappings import without
 from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.agents.conversation import Message
 from rollq.workers.gateway.calls import Answer, Call, CallRefused, ToolChoice, call_id
@@ -40,7 +41,7 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
     body = fields.mapping(body, "the body")
     left_out: dict[str, None] = {}
     messages = _messages(body, left_out)
-    tools, without = _tools(body)
+    tools, dropped = _tools(body)
     choice, named = _choice(body.get("tool_choice"))
     config = fields.mapping(body.get("output_config") or {}, "output_config")
     form = config.get("format") or body.get("output_format")
@@ -58,7 +59,7 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
         repeats=fields.repeats(headers),
         ignored=(
             *fields.unused(_without_format(body), SERVED | WITHOUT_EFFECT, {}),
-            *without,
+            *dropped,
             *named,
             *in_vain,
             *left_out,
@@ -68,8 +69,7 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
 
 def _without_format(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """The body without the answer's format. Other parts of `output_config` have no effect."""
-    others = {field: value for field, value in (body.get("output_config") or {}).items() if field != "format"}
-    return {**body, "output_config": others, "output_format": None}
+    return {**body, "output_config": without(body.get("output_config") or {}, {"format"}), "output_format": None}
 
 
 def answer(call: Call, body: Mapping[str, Any], answer: Answer) -> dict[str, Any]:

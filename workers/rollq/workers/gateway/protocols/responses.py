@@ -7,7 +7,9 @@ content if the caller asks for that; it comes back as either.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from rollq.buffer.common.mappings import without
 from rollq.buffer.values.rollouts import FinishReason
+from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.gateway.calls import CONTEXT_FULL, Answer, Call, CallRefused, call_id
 from rollq.workers.gateway.protocols import fields
 from rollq.workers.gateway.protocols.responses_history import History, encrypted
@@ -38,12 +40,12 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
     body = fields.mapping(body, "the body")
     fields.absent(body, REFUSED)
     _encrypts(body)
-    tools, without = definitions(body)
+    tools, dropped = definitions(body)
     choice, named = fields.openai_choice(body.get("tool_choice"))
     form = fields.mapping(body.get("text") or {}, "text")
     has_tools = bool(tools) and choice != "none"
     schema, in_vain = fields.answer_schema(form.get("format"), "text.format", has_tools=has_tools)
-    body = {**body, "text": {field: value for field, value in form.items() if field != "format"}}
+    body = {**body, "text": without(form, {"format"})}
     history = History()
     if body.get("instructions") is not None:
         history.say("system", fields.text(body["instructions"], "instructions"))
@@ -63,7 +65,7 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
         stream=fields.flag(body.get("stream"), "stream"),
         repeats=fields.repeats(headers),
         ignored=(
-            *fields.unused(body, SERVED | WITHOUT_EFFECT, DEFAULTS), *in_vain, *without, *named, *history.left_out,
+            *fields.unused(body, SERVED | WITHOUT_EFFECT, DEFAULTS), *in_vain, *dropped, *named, *history.left_out,
         ),
     )  # fmt: skip
 
@@ -180,14 +182,17 @@ def _items(body: Mapping[str, Any], answer: Answer, status: str) -> list[dict[st
     names = callers_names(body) if answer.calls else {}
     for index, call in enumerate(answer.calls):
         name = names.get(call.name, {"type": "function_call", "name": call.name})
-        given = {"call_id": call_id(answer.number, index), "status": status, **name}
-        if name["type"] == "custom_tool_call":
-            text = call.arguments.get(CUSTOM_INPUT)
-            given["input"] = text if isinstance(text, str) else arguments_of(call)
-        else:
-            given["arguments"] = arguments_of(call)
-        items.append({"id": f"fc_{answer.number}_{index}", **given})
+        head = {"id": f"fc_{answer.number}_{index}", "call_id": call_id(answer.number, index), "status": status}
+        items.append({**head, **name, **_given(call, name["type"])})
     return items
+
+
+def _given(call: ToolCall, kind: str) -> dict[str, str]:
+    """The arguments of a call, or the text that it has for a custom tool."""
+    if kind != "custom_tool_call":
+        return {"arguments": arguments_of(call)}
+    text = call.arguments.get(CUSTOM_INPUT)
+    return {"input": text if isinstance(text, str) else arguments_of(call)}
 
 
 _PARTS: Final = {

@@ -18,11 +18,11 @@ import numpy as np
 from rollq.buffer.values.rollouts import FinishReason, Int32Array, Sample, Segment
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.loops import Rollout, finish
-from rollq.workers.agents.segments import join, spent
-from rollq.workers.agents.stop_strings import cut_at_stop_string
+from rollq.workers.agents.segments import continued, rest_of, spent
+from rollq.workers.agents.stop_strings import first_among
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.agents.turns import ChatFormat, Turn
-from rollq.workers.engines.protocol import Completion, ContextFull, EngineDead, Request, Sampling, parse_reason
+from rollq.workers.engines.protocol import Completion, ContextFull, EngineDead, Request, Sampling
 from rollq.workers.gateway.calls import (
     CONTEXT_FULL,
     Answer,
@@ -179,8 +179,8 @@ class Answering:
         return self.rollout.sampling.end_ids(self.rollout.tokenizer.eos_ids)
 
     async def _generate(self, placement: Placement, room: int, times: int) -> Completion:
-        """The model's answer. An interrupted answer continues, unless the group is being stopped."""
-        rollout, context, located = self.rollout, placement.context, placement.located
+        """The model's answer."""
+        rollout, located = self.rollout, placement.located
         sampling = replace(
             rollout.sampling,
             max_tokens=room,
@@ -189,26 +189,27 @@ class Answering:
         )
         if located.call.schema is not None:
             sampling = replace(sampling, guided_json=located.call.schema, guided_regex=None)
-        segment: Segment | None = None
-        reason: FinishReason | None = None
-        while reason is None:
-            prefix = None if segment is None else segment.response_ids
-            left = sampling if prefix is None else replace(sampling, max_tokens=room - len(prefix))
-            request = Request(context, left, prefix_ids=prefix, priority=rollout.priority, session=rollout.session)
-            completion = await self._ask_engine(request)
-            if prefix is not None:
-                completion = cut_at_stop_string(prefix, completion, sampling.stop, rollout.tokenizer)
-            segment = join(context, segment, completion)
-            reason = parse_reason(completion.finish_reason)
-            if reason is FinishReason.ABORT:
-                if rollout.is_stopped():
-                    raise session_over()
-                reason = spent(segment.response_ids, room, self._end_ids)
-        assert segment is not None
+        request = Request(placement.context, sampling, priority=rollout.priority, session=rollout.session)
+        segment, reason = await self._ended(request)
         if reason is FinishReason.ERROR or not len(segment.response_ids):
             raise CallRefused("the model gave no answer", status=503, code="no_answer", retry_after_s=1)
         arrays = {name: np.asarray(array) for name, array in segment.arrays.items()}
         return Completion(segment.response_ids, segment.logprobs, segment.versions, reason, arrays)
+
+    async def _ended(self, request: Request) -> tuple[Segment, FinishReason]:
+        """The answer to a request, continued after each interruption, unless the group is being stopped."""
+        rollout, sampling = self.rollout, request.sampling
+        segment: Segment | None = None
+        while True:
+            completion = await self._ask_engine(rest_of(request, segment))
+            segment, reason = continued(request.prompt_ids, segment, completion, sampling.stop, rollout.tokenizer)
+            if reason is not FinishReason.ABORT:
+                return segment, reason
+            if rollout.is_stopped():
+                raise session_over()
+            ending = spent(segment.response_ids, sampling.max_tokens, self._end_ids)
+            if ending is not None:
+                return segment, ending
 
     async def _ask_engine(self, request: Request) -> Completion:
         try:
@@ -228,10 +229,8 @@ class Answering:
         if ids and ids[-1] in self._end_ids:
             ids = ids[:-1]
         text = tokenizer.decode(ids, special=True)
-        stop_text = None
-        if len(ids) == len(completion.ids) and completion.finish_reason is FinishReason.STOP:
-            stops = [stop for stop in (*self.rollout.sampling.stop, *call.stop) if stop in text]
-            stop_text = min(stops, key=text.find, default=None)
+        is_cut = len(ids) == len(completion.ids) and completion.finish_reason is FinishReason.STOP
+        stop_text = first_among((*self.rollout.sampling.stop, *call.stop), text) if is_cut else None
         if not call.messages:
             return Turn(text, text), stop_text
         tools = call.tools if call.tool_choice != "none" else ()

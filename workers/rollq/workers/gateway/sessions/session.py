@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from rollq.buffer.common.mappings import filled
 from rollq.buffer.values.rollouts import FinishReason, Sample
 from rollq.workers.agents.loops import Rollout, failed
 from rollq.workers.agents.turns import ChatFormat
@@ -93,12 +94,12 @@ class Session:
         self.closed.set()
         return True
 
-    def failed(self, made: Sample) -> Sample | None:
-        """The failed sample if the program reported a failure, otherwise None. `made` has its facts."""
-        if self.outcome.failure is None:
-            return None
-        kind, reason = self.outcome.failure
-        return replace(failed(reason, kind), extra=made.extra)
+    def ended(self, made: Sample, *, out_of_time: bool) -> Sample:
+        """The sample `made`, a failed one if the program reported a failure; it has no end if it ran `out_of_time`."""
+        if self.outcome.failure is not None:
+            kind, reason = self.outcome.failure
+            return replace(failed(reason, kind), extra=made.extra)
+        return replace(made, finish_reason=FinishReason.LENGTH) if out_of_time and made.segments else made
 
     @property
     def is_over(self) -> bool:
@@ -148,8 +149,10 @@ class Session:
             self.closed.set()
 
     async def settle(self) -> None:
-        """Wait a while for running calls, then stop them."""
+        """Wait a while for running calls, then stop them; without a wait if the group is stopped or the engine died."""
         self.closed.set()
+        if self.answering.failure is not None or self._rollout.is_stopped():
+            return
         running = [asked.task for asked in self._calls if not asked.task.done()]
         if running:
             await asyncio.wait(running, timeout=SETTLE_S)
@@ -165,9 +168,11 @@ class Session:
         if running:
             await asyncio.wait(running)
 
-    def so_far(self) -> Sample:
-        """The calls so far, for the next attempt."""
-        return self.answering.so_far()
+    def stopped_sample(self) -> Sample | None:
+        """The calls so far, for the next attempt, if the group is being stopped. Raises `EngineDead`."""
+        if self.answering.failure is not None:
+            raise self.answering.failure
+        return self.answering.so_far() if self._rollout.is_stopped() else None
 
     def sample(self, *, extra: Mapping[str, Any]) -> Sample:
         """The finished sample: the segments of all calls that are trained."""
@@ -181,9 +186,8 @@ class Session:
             "guided_calls": answering.guided,
             "refused_outcomes": self.refused_outcomes,
         }
-        ignored = {"ignored": dict(answering.ignored)} if answering.ignored else {}
-        given = {"program": dict(self.outcome.extra)} if self.outcome.extra else {}
-        facts = {**extra, **given, **{name: count for name, count in counts.items() if count}, **ignored}
+        given = {"program": dict(self.outcome.extra), **counts, "ignored": dict(answering.ignored)}
+        facts = {**extra, **filled(given)}
         made = finished_sample(answering.tree, self._rollout, facts)
         if self._turns is not None and made.segments and not self._rollout.evaluation:
             made = with_token_rewards(made, answering.tree.token_rewards(self._turns))
