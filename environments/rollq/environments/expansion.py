@@ -104,11 +104,7 @@ def _environments_of(data: Mapping[str, Any], folder: Path, problems: list[str])
         place = f"{root}.{name}"
         try:
             environment = _environment(table, EVALUATION_ROWS if root == "evaluations" else TASK_ROWS, place, folder)
-            _check_rows_are_used(table, environment)
-            if root == "evaluations" and table.get("env_shared"):
-                raise ConfigError("env_shared: only for tasks: leave it out")
-            if root == "tasks" and _uses_rows(table, environment) and not table.get("env_shared"):
-                environment = _without(evaluated, environment)
+            environment = _sharing(evaluated, environment, root, table)
         except ConfigError as error:
             problems.append(f"{place}.{error}" if str(error).startswith("env") else f"{place}.env: {error}")
             continue
@@ -116,6 +112,17 @@ def _environments_of(data: Mapping[str, Any], folder: Path, problems: list[str])
             evaluated.append(environment)
         known[root, name] = environment
     return known
+
+
+def _sharing(
+    evaluated: Iterable[Environment], environment: Environment, root: str, table: Mapping[str, Any]
+) -> Environment:
+    """The environment, without the rows of evaluations unless it shares them. Raises `ConfigError`."""
+    _check_rows_are_used(table, environment)
+    if root == "evaluations" and table.get("env_shared"):
+        raise ConfigError("env_shared: only for tasks: leave it out")
+    is_separate = root == "tasks" and _uses_rows(table, environment) and not table.get("env_shared")
+    return _without(evaluated, environment) if is_separate else environment
 
 
 def _uses_rows(table: Mapping[str, Any], environment: Environment) -> bool:
@@ -126,9 +133,9 @@ def _check_rows_are_used(table: Mapping[str, Any], environment: Environment) -> 
     """Raise `ConfigError` for a key about rows if the environment makes none."""
     if _uses_rows(table, environment):
         return
-    own = environment.makes_rows
-    reason = "prompts is set, so no rows are made" if own else f'env = "{environment.env}" has no rows'
-    keys = ["env_shared"] if own else ["env_split", "env_shared"]
+    keys, reason = ["env_split", "env_shared"], f'env = "{environment.env}" has no rows'
+    if environment.makes_rows:
+        keys, reason = ["env_shared"], "prompts is set, so no rows are made"
     given = [key for key in keys if table.get(key)]
     given += ["env_options.rows"] if "rows" in table.get("env_options", {}) else []
     if given:
@@ -169,7 +176,9 @@ def _environment(table: Mapping[str, Any], rows: int, place: str, folder: Path) 
     return Environment(table["env"], options, split, rows, folder=folder)
 
 
-def _without_environment(place: str, table: Mapping[str, Any]) -> Iterator[str]:
+def _without_environment(place: str, table: Any) -> Iterator[str]:
+    if not isinstance(table, dict):
+        return
     if "env" not in table:
         yield from (f"{place}.{key}: set env too" for key in NEED_ENV if table.get(key))
     elif not isinstance(table["env"], str):
@@ -178,7 +187,7 @@ def _without_environment(place: str, table: Mapping[str, Any]) -> Iterator[str]:
 
 def _expanded(place: str, table: Any, environment: Environment | None, problems: list[str]) -> Any:
     if environment is None:
-        problems += _without_environment(place, table) if isinstance(table, dict) else ()
+        problems += _without_environment(place, table)
         return table
     if table.get("offline") is True:  # refused with the user's keys
         return table
@@ -194,6 +203,11 @@ def _expanded(place: str, table: Any, environment: Environment | None, problems:
         given["prompts"] = str(environment.file())
     elif "prompts" not in table:
         problems.append(f'{place}: env = "{environment.env}" has no prompts: set prompts')
+    return _with_own(given, table)
+
+
+def _with_own(given: dict[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the environment, and the user's."""
     for key, options in MERGED.items():
         if table.get(key, given.get(key)) != given.get(key):  # they belong to another judge or loop
             given.pop(options, None)

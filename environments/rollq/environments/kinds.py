@@ -3,7 +3,6 @@
 A kind imports no heavy package, since it is opened whenever `rollq.toml` is read. Its rows and graders may import one.
 """
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from rollq.buffer.common.plugins import load_plugin
+from rollq.buffer.common.suggestions import did_you_mean
 from rollq.buffer.errors import ConfigError
 
 GROUP: Final = "rollq.environments"
@@ -109,8 +109,7 @@ def kind_named(name: str) -> Kind:
         return made
     found = next((point for point in _entry_points() if point.name == name), None)
     if found is None:
-        close = difflib.get_close_matches(name, kind_names(), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, kind_names())
         raise ConfigError(f"env: unknown kind {name!r}{hint}: use {', '.join(kind_names())}")
     added: Kind = found.load()()
     return added

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from pydantic import Field, field_validator
 
+from rollq.buffer.common.mappings import filled
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.settings import Settings
 from rollq.environments.episodes import ENV
@@ -86,14 +87,15 @@ class TaskFolder:
     def settings(self) -> dict[str, Any]:
         """The loop `harness` with the row's files and the longest time limit of a task, and the judge that runs
         tests."""
-        limits = [limit for task in self.tasks if (limit := task.settings().agent.timeout_sec)]
-        options = {"workspace": str(self.folder), "workspace_field": WORKSPACE}
-        images = {} if self.options.without_images else {task.name for task in self.tasks if task.has_image()}
-        if images:
-            options["images"] = IMAGE_OF
-        if len(images) < len(self.tasks):
-            options["workspace_at"] = self.options.workdir
-        command = {"command": list(self.options.command)} if self.options.command else {}
+        images = 0 if self.options.without_images else sum(task.has_image() for task in self.tasks)
+        options = {
+            "command": list(self.options.command),
+            "workspace": str(self.folder),
+            "workspace_field": WORKSPACE,
+            "images": IMAGE_OF if images else "",
+            "workspace_at": self.options.workdir if images < len(self.tasks) else "",
+            "timeout_s": max((task.settings().agent.timeout_sec or 0 for task in self.tasks), default=0),
+        }
         return {
             "answer_field": "",
             "judge": JUDGE,
@@ -104,7 +106,7 @@ class TaskFolder:
                 "containers": not self.options.without_images,
             },
             "agent_loop": "harness",
-            "agent_options": {**command, **options, **({"timeout_s": max(limits)} if limits else {})},
+            "agent_options": filled(options),
         }
 
     def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any, Final
 
@@ -119,9 +120,8 @@ def tasks_in(folder: Path, split: str) -> tuple[HarborTask, ...]:
     """
     place = _place_of(folder, split)
     prefix = "" if place == folder else f"{split}/"
-    names = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    found = [HarborTask(folder, prefix + name) for name in names]
-    tasks = tuple(task for task in found if prefix or _is_task(task.path) or not _has_tasks(task.path))
+    found = [HarborTask(folder, prefix + name) for name in _folders_in(place)]
+    tasks = tuple(found if prefix else filterfalse(_is_split, found))
     if not tasks:
         raise ConfigError(f"{place} has no tasks: folders with {', '.join(NEEDED)}")
     for task in tasks:
@@ -168,9 +168,14 @@ def _is_task(path: Path) -> bool:
     return (path / INSTRUCTION).exists() or (path / SETTINGS).exists()
 
 
-def _has_tasks(path: Path) -> bool:
-    """Whether this is the folder of a split."""
-    return any(_is_task(each) for each in path.iterdir() if each.is_dir())
+def _folders_in(place: Path) -> list[str]:
+    """The names of the folders in `place`, without hidden ones."""
+    return sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _is_split(task: HarborTask) -> bool:
+    """Whether this is the folder of a split, not of a task."""
+    return not _is_task(task.path) and any(_is_task(each) for each in task.path.iterdir() if each.is_dir())
 
 
 def _check_complete(task: HarborTask) -> None:

@@ -3,7 +3,7 @@ leaves nothing behind."""
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic, sleep
@@ -41,6 +41,14 @@ def check_server(name: str, settings: ToolSettings) -> Iterator[Finding]:
             yield Finding(Level.ERROR, f"{len(left)} {what} remain after the sessions were closed")
 
 
+def _finding(problems: Sequence[BaseException], took_s: float) -> Finding:
+    """How the sessions opened."""
+    if not problems:
+        return Finding(Level.NOTE, f"{AT_ONCE} sessions opened in {took_s:.1f} s")
+    reason = str(problems[0]) or f"they took longer than {LONGEST_S:g} s"
+    return Finding(Level.ERROR, f"{len(problems)} of {AT_ONCE} concurrent sessions failed: {reason}")
+
+
 async def _sessions(server: McpServer) -> list[Finding]:
     """Open sessions at once and close them. Each lists the tools again."""
     started_s = monotonic()
@@ -54,10 +62,7 @@ async def _sessions(server: McpServer) -> list[Finding]:
     closing.append(asyncio.ensure_future(server.close()))
     _, late_ones = await asyncio.wait(closing, timeout=LONGEST_S)
     problems = [error for error in opened if isinstance(error, BaseException)]
-    findings = [Finding(Level.NOTE, f"{AT_ONCE} sessions opened in {took_s:.1f} s")] if not problems else []
-    if problems:
-        reason = str(problems[0]) or f"they took longer than {LONGEST_S:g} s"
-        findings.append(Finding(Level.ERROR, f"{len(problems)} of {AT_ONCE} concurrent sessions failed: {reason}"))
+    findings = [_finding(problems, took_s)]
     if late_ones:
         findings.append(Finding(Level.ERROR, f"{len(late_ones)} sessions did not close within {LONGEST_S:g} s"))
     return findings

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rollq.buffer.common.mappings import filled, without
 from rollq.environments.openenv.templates import Action, NoSuchField
 
 METADATA: Final = "metadata"
@@ -26,7 +27,7 @@ def only_field(schema: Mapping[str, Any]) -> Action:
     if calls_tools(schema):
         raise NoSuchField("actions are MCP tool calls: set tools = true")
     fields = fields_of(schema)
-    required = [name for name, must in fields.items() if must]
+    required = list(filled(fields))
     name = required[0] if len(required) == 1 else next(iter(fields), "") if len(fields) == 1 else ""
     if not name:
         raise NoSuchField(
@@ -40,8 +41,7 @@ def misfits(schema: Mapping[str, Any], action: Action) -> list[str]:
     if not isinstance(action, Mapping):
         return []
     fields = fields_of(schema)
-    unknown = [] if schema.get("additionalProperties", False) else [name for name in action if name not in fields]
-    missing = [name for name, must in fields.items() if must and name not in action]
-    return [f"actions have no field {name!r}" for name in unknown if name != METADATA] + [
-        f"actions need the field {name!r}" for name in missing
+    unknown = {} if schema.get("additionalProperties", False) else without(action, {*fields, METADATA})
+    return [f"actions have no field {name!r}" for name in unknown] + [
+        f"actions need the field {name!r}" for name in without(filled(fields), action)
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollq.buffer.common import exact_json
+from rollq.buffer.common.mappings import without
 from rollq.buffer.values.failures import SampleFailed
 from rollq.buffer.values.rollouts import Prompt
 from rollq.environments.kinds import Finding, Level
@@ -72,17 +73,19 @@ async def _rubbish(grader: Grader, rows: Sequence[Mapping[str, Any]]) -> list[Fi
     verdicts = {text: await asyncio.gather(*(_score(grader, row, text) for row in rows)) for text in RUBBISH}
     paid = [text for text, of_text in verdicts.items() if set(of_text) <= {1.0}]
     upset = {text: reason for text, of_text in verdicts.items() for reason in _reasons(of_text)[:1]}
-    hanging = [text for text, reason in upset.items() if "took longer" in reason]
-    raising = {text: reason for text, reason in upset.items() if text not in hanging}
-    findings = []
-    if paid:
-        findings.append(Finding(Level.ERROR, f"rubbish scores 1 for all questions: {_listed(paid)}", 0))
+    findings = [Finding(Level.ERROR, f"rubbish scores 1 for all questions: {_listed(paid)}", 0)] if paid else []
+    return [*findings, *_upsets(upset)]
+
+
+def _upsets(reasons: Mapping[str, str]) -> Iterator[Finding]:
+    """The texts for which the grader gives no score, with the reason of each."""
+    hanging = [text for text, reason in reasons.items() if "took longer" in reason]
+    raising = without(reasons, hanging)
     if hanging:
-        findings.append(Finding(Level.WARNING, f"the grader hangs on {_listed(hanging)}, which scores 0", 0))
+        yield Finding(Level.WARNING, f"the grader hangs on {_listed(hanging)}, which scores 0", 0)
     if raising:
         first = next(iter(raising.values()))
-        findings.append(Finding(Level.WARNING, f"the grader raises on {_listed(list(raising))}: {first}", 0))
-    return findings
+        yield Finding(Level.WARNING, f"the grader raises on {_listed(list(raising))}: {first}", 0)
 
 
 def _reasons(verdicts: Sequence[float | str]) -> list[str]:

@@ -1,15 +1,16 @@
 """Reads the installed package reasoning-gym without importing it, which takes seconds."""
 
 import ast
-import difflib
 import re
 from collections.abc import Collection, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from rollq.buffer.common.suggestions import did_you_mean
 from rollq.buffer.errors import ConfigError
 
 PACKAGE: Final = "reasoning-gym"
@@ -42,14 +43,13 @@ def installed() -> str:
 @cache
 def generators() -> Mapping[str, tuple[Path, str]]:
     """Its generators, each with the file and the class of its options; empty without the package."""
-    spec = find_spec("reasoning_gym")
-    folders = map(Path, (spec and spec.submodule_search_locations) or ())
+    folders = getattr(find_spec("reasoning_gym"), "submodule_search_locations", None) or ()
     found = {}
-    for path in (path for folder in folders for path in folder.rglob("*.py")):
+    for path in chain.from_iterable(Path(folder).rglob("*.py") for folder in folders):
         text = path.read_text("utf-8")
-        own = _NAME.search(text)
+        own = next(iter(_NAME.findall(text)), "")
         for made in _REGISTERED.finditer(text):
-            if name := made[1] or (own and own[1]):
+            if name := made[1] or own:
                 found[name] = (path, made[2])
     return found
 
@@ -58,10 +58,14 @@ def generators() -> Mapping[str, tuple[Path, str]]:
 def options_of(name: str) -> frozenset[str]:
     """The options of a generator, except those that rollq sets; empty if its source does not list them."""
     path, options = generators()[name]
+    targets = [node.target for node in _body_of(path, options) if isinstance(node, ast.AnnAssign)]
+    return frozenset(target.id for target in targets if isinstance(target, ast.Name)) - OURS
+
+
+def _body_of(path: Path, name: str) -> list[ast.stmt]:
+    """The body of the class `name` without bases; empty if the file has no such class."""
     classes = (node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.ClassDef))
-    found = next((node for node in classes if node.name == options and not node.bases), None)
-    fields = () if found is None else (node.target for node in found.body if isinstance(node, ast.AnnAssign))
-    return frozenset(field.id for field in fields if isinstance(field, ast.Name)) - OURS
+    return next((node.body for node in classes if node.name == name and not node.bases), [])
 
 
 def problem_of(name: str, options: Collection[str]) -> str:
@@ -69,12 +73,12 @@ def problem_of(name: str, options: Collection[str]) -> str:
     if not (known := generators()):
         return ""
     if name not in known:
-        hint = f"reasoning-gym has no generator {name!r}{_nearest(name, known)}"
+        hint = f"reasoning-gym has no generator {name!r}{did_you_mean(name, known)}"
         return f"env: {hint}; `rollq env list reasoning-gym` shows all names"
     taken = options_of(name)
     for key in sorted(set(options) - taken) if taken else ():
         allowed = f"{name} has {', '.join(sorted(taken))}"
-        return f"env_options.{key}: unknown key{_nearest(key, taken)}; {allowed}"
+        return f"env_options.{key}: unknown key{did_you_mean(key, taken)}; {allowed}"
     return ""
 
 
@@ -85,8 +89,3 @@ def check_right(name: str) -> None:
             f'env = "reasoning-gym:{name}": its grader {WRONG[name]}: choose another generator, or set '
             "env_options.trust_graders = true"
         )
-
-
-def _nearest(word: str, words: Collection[str]) -> str:
-    close = difflib.get_close_matches(word, words, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""

@@ -7,6 +7,8 @@ They are recognised by their methods, since none of their packages is imported: 
 import json
 from typing import Any, Protocol
 
+from rollq.buffer.common.mappings import without
+
 Message = dict[str, Any]
 
 
@@ -30,17 +32,21 @@ class NotAnEnvironment(Exception):
     """The object does not have the methods of an environment."""
 
 
+def _has(made: Any, method: str) -> bool:
+    return callable(getattr(made, method, None))
+
+
 def adapt(make: Any, options: Message) -> Adapter:
     """A new environment of a class or function, called with `options`. Raises `NotAnEnvironment`.
 
     SkyRL's environments are made without the option `prompt`, which goes to their `init`.
     """
-    if callable(getattr(make, "init", None)) or (not isinstance(make, type) and "prompt" in options):
-        return SkyRl(make(**{name: value for name, value in options.items() if name != "prompt"}), options)
+    if _has(make, "init") or (not isinstance(make, type) and "prompt" in options):
+        return SkyRl(make(**without(options, {"prompt"})), options)
     environment = make(**options)
-    if callable(getattr(environment, "get_observation", None)):
+    if _has(environment, "get_observation"):
         return TextArena(environment)
-    if callable(getattr(environment, "reset", None)) and callable(getattr(environment, "step", None)):
+    if _has(environment, "reset") and _has(environment, "step"):
         return Gymnasium(environment)
     raise NotAnEnvironment(f"{type(environment).__name__} has neither reset and step nor init and step")
 

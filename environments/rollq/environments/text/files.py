@@ -2,12 +2,12 @@
 such file."""
 
 import ast
-import difflib
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from rollq.buffer.common.suggestions import did_you_mean
 from rollq.buffer.errors import ConfigError
 
 MISSING: Final = "missing"
@@ -48,8 +48,7 @@ def problem_of(folder: Path, path: str) -> str:
         return f"{file} cannot be read: {error}"
     if name in names or names & {"*", "__getattr__"}:
         return ""
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"{file} has no {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+    return f"{file} has no {name!r}{did_you_mean(name, names)}"
 
 
 def _names(tree: ast.AST) -> Iterator[str]:

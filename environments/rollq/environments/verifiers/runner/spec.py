@@ -56,8 +56,8 @@ def opened(spec: Mapping[str, Any]) -> Opened:
 def _trained_seat(config_class: type[EnvConfig], data: Mapping[str, Any]) -> str:
     """The only seat without a separate client."""
     seats = {name: field.default for name, field in config_class.model_fields.items()}
-    seats = {name: default for name, default in seats.items() if isinstance(default, AgentConfig)}
-    trained = [name for name, default in seats.items() if not (data.get(name, {}).get("client") or default.client)]
+    played = [name for name, seat in seats.items() if isinstance(seat, AgentConfig) and not seat.client]
+    trained = [name for name in played if not data.get(name, {}).get("client")]
     if len(trained) == 1:
         return trained[0]
     if trained:
