@@ -63,11 +63,13 @@ def _value(node: ast.expr) -> Number:
             value = OPERATORS[type(op)](_value(left), _value(right))
         case _:
             raise ValueError("only numbers, + - * / // % ** and parentheses are allowed")
-    if isinstance(value, int) and value.bit_length() > MAX_BITS:
-        raise ArithmeticError("the number is too large")
-    if isinstance(value, float) and not math.isfinite(value):
+    if _is_too_large(value):
         raise ArithmeticError("the number is too large")
     return value
+
+
+def _is_too_large(value: Number) -> bool:
+    return value.bit_length() > MAX_BITS if isinstance(value, int) else not math.isfinite(value)
 
 
 class Lookup:

@@ -95,7 +95,7 @@ def make_format(tool_parser: str, reasoning_parser: str = "") -> ChatFormat:
 
     Raises `ConfigError` for an unknown name, and for a parser of vLLM if vLLM is not installed.
     """
-    if reasoning_parser and (tool_parser == AUTO or (tool_parser in BUILT_IN and tool_parser != HERMES)):
+    if reasoning_parser and tool_parser in {AUTO, *BUILT_IN} - {HERMES}:
         raise ConfigError(f"agent_options.tool_parser {tool_parser!r} parses thoughts too: leave out reasoning_parser")
     if tool_parser == AUTO:
         return AutoFormat()

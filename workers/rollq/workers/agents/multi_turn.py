@@ -10,6 +10,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, ValidationError
 
+from rollq.buffer.common.mappings import filled
+from rollq.buffer.common.means import present
 from rollq.buffer.common.plugins import load_plugin
 from rollq.buffer.common.user_functions import ENVIRONMENT, TURN_ENVIRONMENT, check_object
 from rollq.buffer.errors import ConfigError
@@ -213,14 +215,9 @@ class _Dialogue:
     def sample(self, reason: FinishReason) -> Sample:
         """The sample of a conversation that ended with `reason`. Raises `SampleFailed` for a sample that ran out of
         turns or tokens without a reward, if the settings say that such samples fail."""
-        invalid = {INVALID_ACTIONS: self.invalid} if self.invalid else {}
         sample = finish(self.rollout, self.conversation.segments, reason, self.text)
-        turns, given = self.rewards, None
-        if reason is FinishReason.LENGTH and all(reward is None for reward in turns):
-            given = self._given_unfinished()
-            if self.environments.give_rewards:
-                turns, given = [*turns[:-1], given], None
-        earned = [reward for reward in turns if reward is not None]
+        turns, given = self._turn_rewards(reason)
+        earned = present(turns)
         rewards = {"environment_reward": sum(earned), TURN_REWARDS: [reward or 0.0 for reward in turns]}
         return replace(
             sample,
@@ -228,8 +225,17 @@ class _Dialogue:
             session_id=self.rollout.session,
             tools=self.opening.tools,
             tool_choice="auto" if self.opening.tools else None,
-            extra={"messages": [*self.messages]} | invalid | (rewards if earned else {}),
+            extra={"messages": [*self.messages]}
+            | filled({INVALID_ACTIONS: self.invalid})
+            | (rewards if earned else {}),
         )
+
+    def _turn_rewards(self, reason: FinishReason) -> tuple[Sequence[float | None], float | None]:
+        """The rewards of the turns, and the reward that the settings give an unfinished sample as a whole."""
+        if reason is not FinishReason.LENGTH or present(self.rewards):
+            return self.rewards, None
+        given = self._given_unfinished()
+        return ([*self.rewards[:-1], given], None) if self.environments.give_rewards else (self.rewards, given)
 
     def _given_unfinished(self) -> float | None:
         unfinished = self.environments.unfinished

@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
@@ -74,13 +75,12 @@ class ToolEnvironment:
         """Answer all calls of a turn, which run concurrently. Raises `ToolError` and `ToolLost`."""
         calls = turn.calls
         answers = await asyncio.gather(*(self._answer(call) for call in calls))
-        for lost in answers:
-            if isinstance(lost, ToolLost):
-                raise lost
-        errors = [answer for answer in answers if isinstance(answer, ToolError)]
-        if errors and not self._settings.tell_errors:
-            raise errors[0]
-        messages = tuple(self._message(turn, call, text) for call, text in zip(calls, answers, strict=True))
+        fatal = (ToolLost,) if self._settings.tell_errors else (ToolLost, ToolError)
+        for kind in fatal:
+            for error in answers:
+                if isinstance(error, kind):
+                    raise error
+        messages = tuple(map(partial(self._message, turn), calls, answers))
         return Step(messages, done=not calls)
 
     def _message(self, turn: Turn, call: ToolCall | Malformed, result: str | Exception) -> Message:

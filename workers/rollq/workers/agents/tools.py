@@ -100,16 +100,19 @@ class Tool:
         name: str = self.definition["function"]["name"]
         return name
 
+    def _parsed(self, raw_arguments: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            valid = self.arguments.model_validate(raw_arguments)
+        except ValidationError as error:
+            raise CallError(f"wrong arguments for {self.name!r}: {explanation(error, self.arguments)}") from error
+        return {name: getattr(valid, name) for name in self.arguments.model_fields}
+
     async def call(self, raw_arguments: Mapping[str, Any], prompt: Prompt) -> str:
         """The tool's answer as text. Waiting for a free place does not count towards the tool's timeout.
 
         Raises `CallError` for a mistake by the model, `ToolError` for a failure of the tool.
         """
-        try:
-            valid = self.arguments.model_validate(raw_arguments)
-        except ValidationError as error:
-            raise CallError(f"wrong arguments for {self.name!r}: {explanation(error, self.arguments)}") from error
-        arguments = {name: getattr(valid, name) for name in self.arguments.model_fields}
+        arguments = self._parsed(raw_arguments)
         if self.prompt_name is not None:
             arguments[self.prompt_name] = prompt
         try:

@@ -84,14 +84,14 @@ def forms(turn: Turn, tokenizer: Tokenizer) -> tuple[Message, ...]:
     """
     if len(turn.well_formed) < len(turn.calls):
         return verbatim_message(turn), _parts(replace(turn, calls=()), [])
-    if turn.calls and not shows_calls(tokenizer):
-        return (verbatim_message(turn),)
     parts = _parts(turn, [call.arguments for call in turn.well_formed])
     if not turn.calls:
         return parts, verbatim_message(turn)
-    as_json = _parts(turn, [call.raw_arguments for call in turn.well_formed])
-    lead = _parts(replace(turn, content=turn.lead, reasoning=None), [call.raw_arguments for call in turn.well_formed])
-    return parts, as_json, *([lead] if turn.lead else []), verbatim_message(turn), {**parts, "content": ""}
+    if not shows_calls(tokenizer):
+        return (verbatim_message(turn),)
+    json = [call.raw_arguments for call in turn.well_formed]
+    lead = [_parts(replace(turn, content=turn.lead, reasoning=None), json)] if turn.lead else []
+    return parts, _parts(turn, json), *lead, verbatim_message(turn), {**parts, "content": ""}
 
 
 def _parts(turn: Turn, arguments: Sequence[Any]) -> Message:

@@ -54,8 +54,8 @@ class VllmFormat:
         for logger in NOISY:
             logging.getLogger(logger).setLevel(logging.CRITICAL)
         theirs = "" if tool_parser == HERMES else tool_parser
-        tools_alone = _load("tool_parser", theirs, instead) if theirs else None
-        thoughts_alone = _load("reasoning_parser", reasoning_parser, "leave it out") if reasoning_parser else None
+        tools_alone = _load("tool_parser", theirs, instead)
+        thoughts_alone = _load("reasoning_parser", reasoning_parser, "leave it out")
         both = _compose(theirs, reasoning_parser) if theirs and reasoning_parser else thoughts_alone or tools_alone
         run = UserFunction.wrap(_parse, PARSE_TIMEOUT_S, quick=False)
         return cls(tool_parser, reasoning_parser, both, tools_alone, thoughts_alone, run)
@@ -98,7 +98,9 @@ def known_parsers(setting: str) -> list[str]:
 
 
 def _load(setting: str, name: str, instead: str) -> Any:
-    """The class of one parser. Raises `ConfigError` naming the setting."""
+    """The class of one parser; None for "". Raises `ConfigError` naming the setting."""
+    if not name:
+        return None
     try:
         names = known_parsers(setting)
     except ImportError as error:
@@ -113,14 +115,14 @@ def _load(setting: str, name: str, instead: str) -> Any:
     if name in UNBOUNDED:
         raise ConfigError(f"agent_options.{setting} {name!r} is refused: vLLM's parser {UNBOUNDED[name]}")
     try:
-        return _compose(name, "") if setting == "tool_parser" else _compose("", name)
+        return _compose(**{setting: name})
     except Exception as error:
         raise ConfigError(
             f"agent_options.{setting} {name!r}: vLLM cannot load it: {error.__cause__ or error}"
         ) from error
 
 
-def _compose(tool_parser: str, reasoning_parser: str) -> Any:
+def _compose(tool_parser: str = "", reasoning_parser: str = "") -> Any:
     from vllm.parser.parser_manager import ParserManager
 
     return ParserManager.get_parser(tool_parser or None, reasoning_parser or None, enable_auto_tools=True)
@@ -211,13 +213,18 @@ def _closed_thoughts(format: VllmFormat, backend: Any, text: str) -> tuple[str |
 def _problem(marks: Sequence[str], text: str, *, has_calls: bool) -> str | None:
     """The problem with the last call of a text; None without a problem. `has_calls` says whether calls were found in
     the text. Parsers skip text that they cannot read, and some complete a call that was cut off."""
-    for mark in marks:
-        end = mark.replace("<", "</", 1) if "</" not in mark else mark
-        end = end if end in marks else mark.replace("begin", "end").replace("start", "end")
-        if end != mark and end in marks and text.count(mark) > text.count(end):
+    there = list(filter(text.__contains__, marks))
+    for mark in there:
+        if (end := _end_of(mark, marks)) and text.count(mark) > text.count(end):
             return f"a tool call without {end}"
-    lost = next((mark for mark in marks if not has_calls and mark in text), None)
-    return lost and f"the tool call after {lost!r} cannot be parsed"
+    return f"the tool call after {there[0]!r} cannot be parsed" if there and not has_calls else None
+
+
+def _end_of(mark: str, marks: Sequence[str]) -> str | None:
+    """The mark of a call's end that belongs to the mark of its start, if any."""
+    end = mark.replace("<", "</", 1) if "</" not in mark else mark
+    end = end if end in marks else mark.replace("begin", "end").replace("start", "end")
+    return end if end != mark and end in marks else None
 
 
 def _marks(backend: Any) -> list[str]:

@@ -114,10 +114,8 @@ class EngineHost:
         Raises `SampleFailed` of the kind `context` or `provider`, and `EngineDead`.
         """
         engine = self._living()
-        if request.images is not None and not (isinstance(engine, ImageEngine) and engine.takes_images):
-            raise RequestRefused(
-                "the engine takes no images: use 'vllm' or 'transformers' with a model that reads them"
-            )
+        if request.images is not None:
+            _check_takes_images(engine)
         started = engine.version
         self._running.add(request)
         try:
@@ -258,6 +256,11 @@ class EngineHost:
             self.published.clear()
             self.asleep = False
             self._death.set()
+
+
+def _check_takes_images(engine: Engine) -> None:
+    if not (isinstance(engine, ImageEngine) and engine.takes_images):
+        raise RequestRefused("the engine takes no images: use 'vllm' or 'transformers' with a model that reads them")
 
 
 def freeze_heap() -> None:

@@ -73,6 +73,14 @@ async def check_logprobs(engine: Scorer, number: int, probe: Probe | None) -> We
     return compare(probe, logprobs, engine.dtype)
 
 
+async def _confirm_sums(engine: Summing, number: int, probe: Probe) -> None:
+    wrong = wrong_tensors(probe.sums, await engine.bit_sums()) if probe.sums else ()
+    if wrong:
+        raise WeightsRejected(
+            f"weights of version {number}: the engine's parameters differ from the trainer's: {few(wrong)}"
+        )
+
+
 async def confirm(engine: Scorer, number: int, probe: Probe | None, check: WeightsCheck) -> None:
     """Raise `WeightsRejected` unless the check passes, the engine's parameters have the probe's sums, and its cache is
     of version `number`."""
@@ -82,12 +90,8 @@ async def confirm(engine: Scorer, number: int, probe: Probe | None, check: Weigh
             f"weights of version {number}: the engine's logprobs differ from the trainer's by {check.difference:.2g} "
             f"nats on average, more than {check.tolerance:g} (trainer {trainer}, engine {engine.dtype})"
         )
-    if isinstance(engine, Summing) and probe is not None and probe.sums:
-        wrong = wrong_tensors(probe.sums, await engine.bit_sums())
-        if wrong:
-            raise WeightsRejected(
-                f"weights of version {number}: the engine's parameters differ from the trainer's: {few(wrong)}"
-            )
+    if isinstance(engine, Summing) and probe is not None:
+        await _confirm_sums(engine, number, probe)
     if isinstance(engine, CachingEngine):
         apart = await engine.cache_error()
         if apart > tolerance_of(engine.dtype):

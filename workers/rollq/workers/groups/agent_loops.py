@@ -43,6 +43,9 @@ BUILT_IN: Final[Mapping[str, BuiltInLoop]] = {
 }
 
 
+_MAKERS: Final = {name: loop.make for name, loop in BUILT_IN.items()}
+
+
 def gives_rewards(name: str) -> bool:
     """Whether samples of the agent loop called `name` may earn rewards along the way. True for custom loops."""
     return name not in BUILT_IN or BUILT_IN[name].gives_rewards
@@ -54,8 +57,7 @@ def make_loop(name: str, options: Mapping[str, Any], gateway: Gateway | None = N
 
     Raises `ConfigError` for an unknown loop or unsupported options.
     """
-    makers = {built_in: loop.make for built_in, loop in BUILT_IN.items()}
-    make: Callable[..., AgentLoop] = load_plugin("agent loop", name, makers)
+    make: Callable[..., AgentLoop] = load_plugin("agent loop", name, _MAKERS)
     if _takes_gateway(make):
         make = partial(make, gateway or Gateway(GatewaySettings()))
     try:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from time import monotonic, time
 
 from rollq.buffer.calls.replies.leases import PutOutcome
+from rollq.buffer.common.means import mean_of, present
 from rollq.buffer.tracing.spans import Attributes, GroupTrace
 from rollq.buffer.tracing.tracer import Tracer
 from rollq.buffer.values.rollouts import Lease, Sample
@@ -148,12 +149,12 @@ class AttemptTraces:
 
 def facts_of(samples: Sequence[Sample]) -> dict[str, str | int | float | bool]:
     """Samples as attributes: their number, tokens, versions, and mean reward."""
-    rewards = [sample.reward for sample in samples if sample.reward is not None]
-    oldest = [version for sample in samples if (version := sample.oldest_version) is not None]
-    newest = [version for sample in samples if (version := sample.newest_version) is not None]
+    reward = mean_of(sample.reward for sample in samples)
+    oldest = present(sample.oldest_version for sample in samples)
+    newest = present(sample.newest_version for sample in samples)
     return {
         "rollq.samples": len(samples),
         "rollq.tokens": sum(sample.response_tokens for sample in samples),
         **({"rollq.oldest_version": min(oldest), "rollq.newest_version": max(newest)} if oldest else {}),
-        **({"rollq.mean_reward": sum(rewards) / len(rewards)} if rewards else {}),
+        **({} if reward is None else {"rollq.mean_reward": reward}),
     }

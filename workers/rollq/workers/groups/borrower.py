@@ -61,11 +61,14 @@ class Borrower:
                     del self._running[task]
                     task.result()
         finally:
-            unfinished = [task for task, held in self._running.items() if not held.finished]
-            for task in unfinished:
-                task.cancel()
-            if self._running:
-                await asyncio.wait(self._running, timeout=HAND_BACK_S)
+            await self._end()
+
+    async def _end(self) -> None:
+        unfinished = [task for task, held in self._running.items() if not held.finished]
+        for task in unfinished:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running, timeout=HAND_BACK_S)
 
     async def _borrow(self) -> bool:
         """Borrow offered samples and make them. Returns whether there were any."""

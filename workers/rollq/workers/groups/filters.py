@@ -6,17 +6,19 @@ Invariant: a filter that raises, takes too long, or returns anything but a bool 
 it never drops or keeps a group by accident.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
+from rollq.buffer.common.means import present
 from rollq.buffer.common.plugins import load_plugin
 from rollq.buffer.common.user_functions import FILTER, check_function
 from rollq.buffer.errors import RollqError
 from rollq.buffer.rewards.advantages import no_advantage
 from rollq.buffer.rewards.credit import judged_reward
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus
 from rollq.workers.user_code.calls import UserFunction, guarded
 from rollq.workers.user_code.errors import reason_of
@@ -26,13 +28,17 @@ FilterFunction = Callable[[Prompt, Sequence[Sample]], bool | Awaitable[bool]]
 ENDED = (SampleStatus.COMPLETED, SampleStatus.FAILED)
 
 
+def completed(samples: Iterable[Sample]) -> list[Sample]:
+    """The samples that have completed."""
+    return [sample for sample in samples if sample.status is SampleStatus.COMPLETED]
+
+
 def zero_advantage(prompt: Prompt, samples: Sequence[Sample]) -> bool:
     """False when all completed samples have the same reward, which gives them no advantage.
 
     The dynamic sampling of DAPO (arXiv:2503.14476, section 3.2); the producer replaces dropped groups.
     """
-    rewards = [sample.reward for sample in samples if sample.status is SampleStatus.COMPLETED]
-    return not no_advantage([reward for reward in rewards if reward is not None])
+    return not no_advantage(present(sample.reward for sample in completed(samples)))
 
 
 BUILT_IN: Final[Mapping[str, FilterFunction]] = {"zero_advantage": zero_advantage}
@@ -40,6 +46,8 @@ BUILT_IN: Final[Mapping[str, FilterFunction]] = {"zero_advantage": zero_advantag
 
 class FilterError(RollqError, RuntimeError):
     """A filter failed. The message names the filter and the reason."""
+
+    kind: Final = FailureKind.GRADER
 
 
 @dataclass(frozen=True, slots=True)

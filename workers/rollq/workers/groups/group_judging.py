@@ -13,11 +13,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from rollq.buffer.common.mappings import without
 from rollq.buffer.rewards.credit import JUDGED_REWARD
 from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import Lease, Sample, SampleStatus
 from rollq.buffer.wire.group_fields import sample_problem
-from rollq.workers.groups.filters import have_ended
+from rollq.workers.groups.filters import completed, have_ended
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.sample_judging import SampleJudging, finished
 from rollq.workers.judging.group_judge import GroupJudge, GroupNotJudged
@@ -49,22 +50,23 @@ class GroupJudging:
         assert judge is not None
         started_s = monotonic()
         alone = [before(sample) for sample in samples]
-        given = [sample for sample in alone if sample.status is SampleStatus.COMPLETED]
+        given = completed(alone)
         try:
-            verdicts = iter(await judge.verdicts(lease.prompt, given))
+            verdicts = await judge.verdicts(lease.prompt, given)
             seconds = monotonic() - started_s
-            judged = [
-                finished(after(sample, next(verdicts), judge, seconds), recipe.settings)
-                if sample.status is SampleStatus.COMPLETED
-                else sample
-                for sample in alone
-            ]
+            rewarded = iter(
+                [
+                    finished(after(sample, verdict, judge, seconds), recipe.settings)
+                    for sample, verdict in zip(given, verdicts, strict=True)
+                ]
+            )
+            judged = [next(rewarded) if sample.status is SampleStatus.COMPLETED else sample for sample in alone]
             _check(judge, judged)
         except GroupNotJudged as error:
             self._judging.note_group(len(given), [str(error)] * len(given), monotonic() - started_s)
             raise
-        errors = [new.error or "" for old, new in zip(alone, judged, strict=True) if new.error and not old.error]
-        self._judging.note_group(len(given), errors, seconds)
+        failed = [new.error for old, new in zip(alone, judged, strict=True) if new.error and not old.error]
+        self._judging.note_group(len(given), failed, seconds)
         return judged
 
 
@@ -104,10 +106,8 @@ def before(sample: Sample) -> Sample:
     if record is None:
         return sample
     added = {JUDGED_ALONE, JUDGED_REWARD, "judge", "judge_s", *record["notes"]}
-    extra = {name: value for name, value in sample.extra.items() if name not in added}
-    restored = replace(
-        sample, reward=record["reward"], reward_parts=record["parts"], extra={**extra, **record["facts"]}
-    )
+    extra = {**without(sample.extra, added), **record["facts"]}
+    restored = replace(sample, reward=record["reward"], reward_parts=record["parts"], extra=extra)
     if "tokens" in record:
         return with_token_rewards(restored, np.array(record["tokens"], np.float32))
     return without_token_rewards(restored)

@@ -25,7 +25,7 @@ from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead
 from rollq.workers.groups.cut_off import without_the_rest
-from rollq.workers.groups.filters import FilterError, have_ended, is_enough, is_finished, keep
+from rollq.workers.groups.filters import FilterError, completed, have_ended, is_enough, is_finished, keep
 from rollq.workers.groups.group_judging import GroupJudging, kept_until_judged, too_few
 from rollq.workers.groups.leases import HeldLease, StopReason
 from rollq.workers.groups.recipes import Recipe
@@ -182,8 +182,7 @@ class GroupRunner:
             return replace(result, filtered=not await keep(recipe.filters, lease.prompt, result.samples))
         except (FilterError, GroupNotJudged) as error:
             log.error("group %d of task %r: %s", lease.group_id, lease.task, error, exc_info=error.__cause__)
-            kind = error.kind if isinstance(error, GroupNotJudged) else FailureKind.GRADER
-            failed = [_failed(sample, str(error), kind) for sample in samples]
+            failed = [_failed(sample, str(error), error.kind) for sample in samples]
             return replace(result, samples=tuple(failed), error=str(error))
 
     async def _judged(self, recipe: Recipe, result: GroupResult) -> GroupResult:
@@ -224,7 +223,7 @@ class GroupRunner:
             self.totals.restarted += 1
             return
         if held.cut is StopReason.BATCH_OVER:  # left-out samples have not failed, and took less time
-            samples = tuple(sample for sample in samples if sample.status is SampleStatus.COMPLETED)
+            samples = tuple(completed(samples))
         elif outcome in FINISHED:
             self._timeouts.note(lease, result.generate_s)
             self._warn_of_missing_scores(lease, samples)

@@ -180,14 +180,17 @@ class LeaseTable:
     def renew_in_thread(self) -> None:
         """Renew the leases if they are due while the event loop is blocked. Called in another thread."""
         asked_s = monotonic()
-        held = [entry for entry in list(self._held.values()) if not entry.finished]
-        due = [entry for entry in held if entry.deadline_s - asked_s < self._lease_s[entry.lease.task] / 2]
+        due = [entry for entry in self if not entry.finished and self._is_due(entry, asked_s)]
         if not due:
             return
-        gone = {_key(lease) for lease in self._calls.buffer.renew([entry.lease for entry in due]).gone}
+        gone = set(map(_key, self._calls.buffer.renew([entry.lease for entry in due]).gone))
         for entry in due:
             if _key(entry.lease) not in gone:
                 entry.deadline_s = asked_s + self._lease_s[entry.lease.task]
+
+    def _is_due(self, held: HeldLease, now_s: float) -> bool:
+        """Whether half of a lease is over."""
+        return held.deadline_s - now_s < self._lease_s[held.lease.task] / 2
 
     def _cut_off(self, now_s: float) -> None:
         for held in list(self._held.values()):

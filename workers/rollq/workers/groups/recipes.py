@@ -111,34 +111,42 @@ def make_recipes(
     pools = {name: ModelPool(name, pool) for name, pool in settings.pools.items()}
     by_task = {task_of(name): task for name, task in tasks.items()}
     for name, task in by_task.items():
-        for scorer in task.scorers:
-            if scorer not in pools:
-                raise ConfigError(
-                    f"tasks.{name}.judging.scorers names {scorer!r}: there is no table [worker.pools.{scorer}]"
-                )
+        _check_scorers(name, task, pools)
     recipes: dict[str, Recipe] = {}
     for name, task in by_task.items():
         context = JudgeContext(limit_s, processes, task.isolate_judge, pools)
         with inside(table_of(name, task)):
-            judge = make_task_judge(task.judge, task.judge_options, context)
-            recipes[name] = Recipe(
-                settings=task,
-                loop=make_loop(task.agent_loop, task.agent_options, gateway),
-                judge=judge,
-                own_answers=OwnAnswers(
-                    judge,
-                    task.answer_text,
-                    of_text=task.agent_loop == "single_turn",
-                    may_raise=task.on_judge_error == "zero",
-                ),
-                filters=tuple(Filter.load(path, limit_s) for path in task.filters if path != OVERLONG),
-                pools=pools,
-                run_seed=run_seed,
-                group_judge=make_group_judge(task.group_judge, context) if task.group_judge else None,
-            )
+            recipes[name] = _make_recipe(task, context, run_seed, gateway)
     if gateway is not None:
         gateway.tasks.update(name for name, recipe in recipes.items() if is_offered(recipe.loop))
     return {name: recipes[task_of(name)] for name in tasks}
+
+
+def _check_scorers(name: str, task: WorkerTask, pools: Mapping[str, ModelPool]) -> None:
+    for scorer in task.scorers:
+        if scorer not in pools:
+            raise ConfigError(
+                f"tasks.{name}.judging.scorers names {scorer!r}: there is no table [worker.pools.{scorer}]"
+            )
+
+
+def _make_recipe(task: WorkerTask, context: JudgeContext, run_seed: int, gateway: Gateway | None) -> Recipe:
+    judge = make_task_judge(task.judge, task.judge_options, context)
+    return Recipe(
+        settings=task,
+        loop=make_loop(task.agent_loop, task.agent_options, gateway),
+        judge=judge,
+        own_answers=OwnAnswers(
+            judge,
+            task.answer_text,
+            of_text=task.agent_loop == "single_turn",
+            may_raise=task.on_judge_error == "zero",
+        ),
+        filters=tuple(Filter.load(path, context.timeout_s) for path in task.filters if path != OVERLONG),
+        pools=context.pools,
+        run_seed=run_seed,
+        group_judge=make_group_judge(task.group_judge, context) if task.group_judge else None,
+    )
 
 
 def check_templates(recipes: Mapping[str, Recipe], tokenizer: Tokenizer) -> None:

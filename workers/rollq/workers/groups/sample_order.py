@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rollq.buffer.values.rollouts import Lease, Sample, SampleStatus
+from rollq.buffer.values.rollouts import Lease, Sample
+from rollq.workers.groups.filters import completed
 
 
 class Turn(NamedTuple):
@@ -30,5 +31,5 @@ def expected_tokens(lease: Lease, finished: Sequence[Sample]) -> float:
     """The expected length of an answer to a lease's prompt; 0 if unknown. It is the mean of the `finished` samples, or
     an estimate from the prompt's earlier groups.
     """
-    lengths = [sample.response_tokens for sample in finished if sample.status is SampleStatus.COMPLETED]
+    lengths = [sample.response_tokens for sample in completed(finished)]
     return sum(lengths) / len(lengths) if lengths else lease.expected_tokens

@@ -59,11 +59,14 @@ def _calls(visible: str, place: int, text: str, index: int) -> tuple[Sequence[To
     if end is None:
         return [Malformed(f"the JSON after {CALLS} is not complete")], len(visible)
     raw = visible[head.end() : end]
-    if head[1]:
-        return [named_call(head[1], raw, text, index)], end
+    return [named_call(head[1], raw, text, index)] if head[1] else _listed(raw, text, index), end
+
+
+def _listed(raw: str, text: str, index: int) -> list[ToolCall | Malformed]:
+    """The calls in a JSON list, numbered from `index`."""
     try:
         written = exact_json.loads(raw)
     except ValueError as error:
-        return [Malformed(f"{CALLS} is followed by a JSON list of calls, this is not: {error}")], end
+        return [Malformed(f"{CALLS} is followed by a JSON list of calls, this is not: {error}")]
     listed = elements(raw) if isinstance(written, list) and written else [raw]
-    return [json_call(call, "arguments", text, index + number) for number, call in enumerate(listed)], end
+    return [json_call(call, "arguments", text, number) for number, call in enumerate(listed, index)]

@@ -66,6 +66,17 @@ class ToolSchema:
             raise CallError(f"wrong arguments for {self.name!r}: {problem}")
 
 
+def _schemas(listed: "Sequence[ListedTool]") -> dict[str, ToolSchema]:
+    """The schemas of the listed tools by name. Raises `ConfigError` for two tools of one name."""
+    tools: dict[str, ToolSchema] = {}
+    for tool in listed:
+        if tool.name in tools:
+            raise ConfigError(f"the server lists two tools {tool.name!r}")
+        described = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
+        tools[tool.name] = ToolSchema({"type": "function", "function": described})
+    return tools
+
+
 @dataclass(frozen=True, slots=True)
 class ToolList:
     """The tools of one server, by name, in the server's order."""
@@ -78,12 +89,7 @@ class ToolList:
 
         Raises `ConfigError` for a name that is not listed, for two tools of one name, and for an invalid schema.
         """
-        tools: dict[str, ToolSchema] = {}
-        for tool in listed:
-            if tool.name in tools:
-                raise ConfigError(f"the server lists two tools {tool.name!r}")
-            described = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
-            tools[tool.name] = ToolSchema({"type": "function", "function": described})
+        tools = _schemas(listed)
         for name in only:
             if name not in tools:
                 raise ConfigError(f"only: the server has no tool {name!r}; it has {', '.join(tools) or 'none'}")

@@ -124,16 +124,21 @@ def read_fingerprint(answer: Any) -> Float32Array:
     return largest
 
 
+def _contexts(listed: Any) -> dict[str, int]:
+    """Model -> its context length in tokens."""
+    try:
+        return {str(model["id"]): int(model.get("max_model_len") or NO_LIMIT_TOKENS) for model in listed["data"]}
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ValueError(f"the server's list of models cannot be read: {listed!r:.200}") from error
+
+
 def choose_model(listed: Any, wanted: str | None) -> tuple[str, int]:
     """Name and context length in tokens of the model to ask for, from the server's list of models.
 
     Raises `ValueError` if the wanted model is not in the list, or if no model is wanted and the list does not have
     exactly one.
     """
-    try:
-        contexts = {str(model["id"]): int(model.get("max_model_len") or NO_LIMIT_TOKENS) for model in listed["data"]}
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ValueError(f"the server's list of models cannot be read: {listed!r:.200}") from error
+    contexts = _contexts(listed)
     if wanted is None and len(contexts) != 1:
         raise ValueError(f"the server serves {sorted(contexts)!r}: set served_model in [worker.options] to one of them")
     name = next(iter(contexts)) if wanted is None else wanted

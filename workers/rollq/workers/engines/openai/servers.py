@@ -136,9 +136,7 @@ class Servers(ServerPool[Server]):
         while not self.serving:
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not waiting and not self.serving:
-                errors = [error for task in joining if not task.cancelled() and (error := task.exception())]
-                wrong = [error for error in errors if isinstance(error, WrongWeights)]
-                raise next(iter(wrong + errors), EngineDead("the engine is closed"))
+                raise _reason(joining)
         return waiting
 
     async def close(self) -> None:
@@ -263,3 +261,10 @@ class Servers(ServerPool[Server]):
         if self._http is None:
             raise EngineDead("the engine was not started")
         return self._http
+
+
+def _reason(joining: "Sequence[asyncio.Task[None]]") -> BaseException:
+    """Why no server serves: wrong weights, else the first error."""
+    errors = [error for task in joining if not task.cancelled() and (error := task.exception())]
+    wrong = [error for error in errors if isinstance(error, WrongWeights)]
+    return next(iter(wrong + errors), EngineDead("the engine is closed"))

@@ -46,12 +46,12 @@ class AdapterConfig:
         try:
             config: dict[str, Any] = orjson.loads(path.read_bytes())
             targets, layers = config.get("target_modules"), config.get("layers_to_transform")
-            patterns = config.get("layers_pattern") or ()
+            patterns = _listed(config.get("layers_pattern") or ())
             return cls(
                 None if targets in (None, "all-linear") else _names(targets),
                 _names(config.get("exclude_modules") or ()),
-                None if layers is None else frozenset([layers] if isinstance(layers, int) else layers),
-                tuple(map(re.escape, [patterns] if isinstance(patterns, str) else patterns)) or ("[^.]*",),
+                None if layers is None else frozenset(_listed(layers)),
+                tuple(map(re.escape, patterns)) or ("[^.]*",),
             )
         except (OSError, orjson.JSONDecodeError, re.error, AttributeError, TypeError) as error:
             raise WeightsError(
@@ -167,6 +167,11 @@ def _modules(model: Tensors, layers: int) -> set[str]:
 
 def _names(value: str | Iterable[str]) -> Names:
     return re.compile(value) if isinstance(value, str) else frozenset(value)
+
+
+def _listed(value: Any) -> list[Any]:
+    """A list that may be written as its only entry."""
+    return [value] if isinstance(value, str | int) else list(value)
 
 
 def _match(names: Names, module: str) -> bool:
