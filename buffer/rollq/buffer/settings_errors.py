@@ -1,6 +1,6 @@
-"""Explains invalid settings: one line per problem, with the key, its value and what is allowed.
+"""Explains invalid settings: one line per problem, with the key, its value and the allowed values.
 
-No line shows a password: values of secret keys are left out, and those in URLs are masked.
+No line shows a password: values of secret keys are left out, and passwords in URLs are masked.
 """
 
 import difflib
@@ -66,7 +66,7 @@ def changed_types(
 ) -> Iterator[str]:
     """One line per value whose type pydantic changed silently ("8" to 8, 1 to true).
 
-    `data` is the content of the file, `value` the settings made of it; `place` is as in `explain`.
+    `data` is the content of the file, `value` the settings made from it; `place` is as in `explain`.
     """
     if isinstance(data, dict):
         for key, item in data.items():
@@ -116,7 +116,7 @@ def _shown(path: str, value: Any) -> str:
 
 
 def _unknown(details: ErrorDetails, model: type[BaseModel] | None) -> str:
-    """The problem of a key that its table does not have, with what to write instead where that is known."""
+    """The problem of a key that its table does not have, with the right key if it is known."""
     *section, key = details["loc"]
     owner = None if model is None else _section_model(model, section)
     if owner is None:
@@ -145,7 +145,7 @@ def _tables_with(key: str, model: type[BaseModel] | None, above: tuple[str, ...]
 
 
 def _section_model(model: type[BaseModel], section: list[str | int]) -> type[BaseModel] | None:
-    """The settings class at a key path; None when the path leads through something else."""
+    """The settings class at a key path; None if the path leads through anything else."""
     kind: Any = model
     for part in section:
         kind = _item_type(kind, part)

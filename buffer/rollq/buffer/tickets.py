@@ -38,7 +38,7 @@ GENERATE = "rollq.generate"
 RESULT_TTL_S = 60  # short, but not 0: RQ deletes at once with blocking reads, three times slower
 FAILURE_TTL_S = 24 * 3600  # RQ's default is a year
 TICKET_TTL_S = 24 * 3600
-"""Life of a job from when it is enqueued or started: none outlives a worker that was killed with it for longer."""
+"""Lifetime of a job after it is enqueued or started, in seconds: no job outlives its killed worker for longer."""
 MAX_GROUPS = 4096
 ENQUEUE_BATCH = 500
 ASK_TIMEOUT_S = 2.0
@@ -75,10 +75,10 @@ FUNCTIONS: Mapping[str, Callable[..., Ticket]] = MappingProxyType({GENERATE: Tic
 
 
 class TicketJob(Job):
-    """RQ's job, without RQ's habit of importing what Redis names."""
+    """RQ's job, except that it never imports a name from Redis."""
 
     def restore(self, raw_data: Any) -> None:
-        """Take over what Redis holds of the job; a malformed one becomes one without data, which is refused."""
+        """Take over the job's data from Redis; a malformed job becomes a job without data, which is refused."""
         try:
             super().restore(raw_data)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -129,7 +129,7 @@ NOT_ON_A_CLUSTER = "RQ does not work on a cluster: set [redis] queue_url, or ROL
 
 
 def open_queue(url: str, run: str, *, pool: str | None = None, password: str | None = None) -> Queue:
-    """The queue of tickets of a run (of one named pool of its workers) on the Redis server at `url`.
+    """The queue of tickets of a run (or of one named pool of its workers) on the Redis server at `url`.
 
     Raises ConfigError for a URL that names no server, and for a cluster, on which RQ does not work. Waits for an
     unavailable server for `ASK_TIMEOUT_S` at most.
@@ -146,7 +146,7 @@ def open_queue(url: str, run: str, *, pool: str | None = None, password: str | N
 
 
 def _is_in_cluster(client: redis.Redis) -> bool:
-    """Whether the server says that it is a node of a cluster; False while it says nothing."""
+    """Whether the server says that it is a node of a cluster; False while it does not answer."""
     try:
         return bool(client.info("cluster").get("cluster_enabled"))
     except driver.RedisError:
@@ -187,13 +187,13 @@ def _job_data(ticket: Ticket) -> EnqueueData:
 
 
 def tickets_queued(queue: Queue, *, patience: Patience | None = None) -> int:
-    """How many tickets wait in the queue, without those that a worker has."""
+    """How many tickets wait in the queue, without tickets that a worker has."""
     return patiently(queue.connection, lambda: queue.count, patience)
 
 
 def jobs_by_registry(queue: Queue, *, patience: Patience | None = None) -> dict[str, int]:
-    """How many jobs RQ records as executing, finished and failed. Counts alone: a job is never loaded, since `rq info`
-    unpickles jobs, and so runs code that anyone with access to the queue can plant."""
+    """How many jobs RQ records as executing, finished and failed. Only counts are read. Jobs are never loaded: `rq
+    info` unpickles jobs, and so runs code that anyone with access to the queue can plant."""
     registries = {
         "executing": queue.started_job_registry,
         "finished": queue.finished_job_registry,

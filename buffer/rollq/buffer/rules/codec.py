@@ -51,14 +51,14 @@ _DERIVED: Mapping[str, Callable[[TaskRules], object]] = {
 
 
 def encode_rules(rules: TaskRules) -> dict[str, str]:
-    """A task's rules as fields of its clock: every field of `TaskRules`, and those derived from them."""
+    """A task's rules as fields of its clock: every field of `TaskRules`, and the fields that are derived from them."""
     own = {_RENAMED.get(name, name): str(_encode(name, rules)) for name in TaskRules.model_fields}
     return own | {name: str(derive(rules)) for name, derive in _DERIVED.items()}
 
 
 def fields_of(names: Iterable[str]) -> list[str]:
-    """The fields of a clock that change with these rules: theirs, the derived ones, and a default that depends on
-    them."""
+    """The fields of a clock that change with these rules: the rules' own fields, derived fields, and a default that
+    depends on them."""
     return [*(_RENAMED.get(name, name) for name in names), *_DERIVED, _RENAMED["max_token_staleness"]]
 
 

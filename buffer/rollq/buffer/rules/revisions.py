@@ -50,7 +50,7 @@ class Revision:
         return "; ".join(part for part in self._changed() if part)
 
     def _changed(self) -> tuple[str, str]:
-        """The rules that have changed, and how sizes of batches change at later steps; empty where nothing has."""
+        """The rules that have changed, and the changed batch sizes of later steps; empty if nothing has changed."""
         sizes = list(self._sizes())
         changed = {name: f"{name} {before} -> {after}" for name, (before, after) in self.changes.items()}
         changed.pop("schedule", None)
@@ -59,7 +59,7 @@ class Revision:
         return ", ".join(changed.values()), ", ".join([*weight, *sizes]) + shared
 
     def _sizes(self) -> Iterator[str]:
-        """How the groups in the batches change, from the first step with another number on."""
+        """The changes of the groups in the batches, from the first step with another number."""
         before, after = (_parse_schedule(text) for text in self.changes.get("schedule", ("none", "none")))
         former = (0, 0)
         for step in sorted(dict([*before, *after])):
@@ -72,12 +72,12 @@ class Revision:
 
 
 def digest_of_rules(rules: TaskRules) -> str:
-    """Names the rules that differ from their defaults: the same in every release that knows them."""
+    """A digest of the rules that differ from their defaults, the same in every release that knows them."""
     return hashlib.sha256(rules.model_dump_json(include=RULES, exclude_defaults=True).encode()).hexdigest()[:16]
 
 
 def differences(before: TaskRules, after: TaskRules) -> dict[str, tuple[str, str]]:
-    """Name of a rule -> its two values as users write them, for those that differ."""
+    """Name of a rule -> its two values as users write them, for rules that differ."""
     return {
         name: (shown(getattr(before, name)), shown(getattr(after, name)))
         for name in TaskRules.model_fields
@@ -209,7 +209,7 @@ def unfinished_batch(
 def for_shards(changes: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     """Divide the changes of a task among its `count` shards, which share its numbers of groups.
 
-    Raises `ConfigError` for a number of groups that is not one.
+    Raises `ConfigError` for a number of groups that is not a whole number.
     """
     if count == 1:
         return [dict(changes)]

@@ -23,7 +23,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
     REMOVED: ClassVar[Mapping[str, str]] = {}
-    """Key that is a constant now -> its value in words, for the error that refuses it."""
+    """Former key -> the value of the constant that replaced it, in words, for the error that refuses the key."""
 
 
 class RedisSettings(Settings):
@@ -46,7 +46,7 @@ class RedisSettings(Settings):
 
 
 class PayloadSettings(Settings):
-    """Where the large frames of groups are, if not on the buffer's servers."""
+    """The place of the large frames of groups, if it is not the buffer's servers."""
 
     url: str | None = Field(
         default=None, description="s3://bucket/prefix, or the absolute path of a folder that all machines share"
@@ -66,7 +66,7 @@ class PayloadSettings(Settings):
 
 
 class PromptLength(Settings):
-    """The length of prompts, which producers and workers know of."""
+    """The length of prompts, which producers and workers share."""
 
     max_prompt_tokens: int = Field(
         default=4096, gt=0, description="longest prompt, in tokens; longer ones are left out and counted"
@@ -74,7 +74,7 @@ class PromptLength(Settings):
 
 
 class ArchiveSettings(Settings):
-    """Where `rollq archive` keeps all groups that are trained or dropped."""
+    """The place where `rollq archive` keeps all groups that are trained or dropped."""
 
     url: str | None = Field(default=None, description="s3://bucket/prefix, or a folder; default: no archive")
 

@@ -1,7 +1,7 @@
 """A task with `shards = n` is n tasks of the buffer: `math.1of3`, `math.2of3` and `math.3of3`. Pure.
 
 On a cluster, all that a task's functions touch is on one primary; shards are in different slots, so several primaries
-share the work. Where settings become tasks of the buffer, the batch and the bounds are split. From there on shards are
+share the work. The batch and the bounds are split when settings become tasks of the buffer. After that, shards are
 tasks like all others, until a result is shown by task.
 """
 
@@ -29,14 +29,14 @@ class Shard(NamedTuple):
 
 
 def shard_names(task: str, count: int) -> list[str]:
-    """Names of a task's shards; the task itself where `count` is 1. Raises `ConfigError` for too long a name."""
+    """Names of a task's shards; the task itself if `count` is 1. Raises `ConfigError` for a name that is too long."""
     if count == 1:
         return [task]
     return [check_name("task", f"{task}.{number}of{count}") for number in range(1, count + 1)]
 
 
 def shard_of(name: str) -> Shard:
-    """The shard of a task that a task of the buffer is, by its name; the only one, if the name has no shard."""
+    """The shard that a task of the buffer is, by its name; the only shard if the name has none."""
     matched = _SHARD.fullmatch(name)
     if matched is None:
         return Shard(name, 1, 1)
@@ -64,7 +64,7 @@ def check_task_name(name: str) -> str:
 
 
 def split(groups: int, count: int) -> list[int]:
-    """`groups` split into `count` parts, as evenly as they can be; the first ones get what is left over."""
+    """`groups` split into `count` parts, as evenly as possible; the first parts get the remainder."""
     each, left_over = divmod(groups, count)
     return [each + (index < left_over) for index in range(count)]
 

@@ -2,7 +2,7 @@
 
 Versions count train steps: version v are the weights published after step v. A token of version v that is trained at
 step t has staleness t - v - 1: how many steps its weights are behind. After a rewind, tokens of a dead epoch count as
-if made by `min(version, floor)`, see `Floors`; other callers pass versions that are counted so already.
+if made by `min(version, floor)`, see `Floors`. Other functions take versions that are already counted in this way.
 """
 
 from collections.abc import Iterable
@@ -17,16 +17,15 @@ from rollq.buffer.values.rollouts import BoolArray, Int32Array, Segment
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """The versions that tokens of dead epochs count as, at most.
-
-    `caps` are pairs (epoch, floor) in ascending order: a pair holds for its epoch and for those before it that no
-    earlier pair covers. Tokens of later epochs are of the live one, and count as they are.
+    """The highest versions that tokens of dead epochs count as. `caps` are pairs (epoch, floor) in ascending order. A
+    pair applies to its epoch and to the epochs before it that no earlier pair covers. Tokens of later epochs belong to
+    the live epoch, and count unchanged.
     """
 
     caps: tuple[tuple[int, int], ...] = ()
 
     def encode(self) -> str:
-        """As `decode` reads it."""
+        """The text that `decode` reads."""
         return ",".join(f"{epoch}:{floor}" for epoch, floor in self.caps)
 
     @classmethod
@@ -71,7 +70,7 @@ def staleness(step: int, versions: Iterable[int]) -> int:
 def counted_version(oldest: int, newest_trainable: int, threshold: int, token_threshold: int) -> int:
     """The one version that a sample counts as, so that a single comparison decides when it is too old.
 
-    It is too old when its oldest token is (`threshold`), or when the newest of those that the loss counts is, so that
+    The sample is too old if its oldest token is (`threshold`), or if the newest token that the loss counts is, so that
     all would be masked (`token_threshold` <= `threshold`). May be negative.
     """
     return min(oldest, newest_trainable + token_threshold - threshold)
@@ -83,5 +82,5 @@ def token_mask(step: int, versions: Int32Array | npt.NDArray[np.int64], token_th
 
 
 def brings_labels(segments: Iterable[Segment]) -> bool:
-    """Whether a sample brings its own labels (an agent's): then its tokens are not masked by age."""
+    """Whether a sample brings its own labels, as an agent's sample does. Its tokens are then not masked by age."""
     return any("labels" in segment.arrays for segment in segments)

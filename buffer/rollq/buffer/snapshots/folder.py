@@ -1,11 +1,12 @@
-"""A saved buffer as a folder: the content of its files, how they are written, and how they are checked.
+"""A saved buffer as a folder: the content of its files, and how they are written and checked.
 
     snapshot.json                       the index: what was saved, and size and SHA-256 of every other file
     task-<name>/groups-00000.jsonl      one group per line, without its payload
     task-<name>/frames-00000.safetensors  the frames of those groups: "<group id>/<field>" -> uint8 [bytes]
 
 See `rollq.buffer.wire.group_fields` for fields and frames. Invariant: the folder appears under its name complete and
-synced, or not at all; `check` passes only for exactly the bytes that were written. No pickle, nothing that names code.
+synced, or not at all; `check` passes only for exactly the bytes that were written. The files contain no pickle, and
+nothing that names code.
 """
 
 import fcntl
@@ -63,7 +64,8 @@ class SavedFile(_Model):
 
 
 class SavedTask(_Model):
-    """One task: its clock (with its rules), its small parts (`progress`, `manifest:<step>`, ...), groups by status."""
+    """One task: its clock (with its rules), its small parts (`progress`, `manifest:<step>`, ...), and its groups by
+    status."""
 
     clock: dict[str, str]
     parts: dict[str, Part]
@@ -155,10 +157,9 @@ class Writer:
 
 @contextmanager
 def writing(directory: Path, *, replace: bool) -> Iterator[Writer]:
-    """A `Writer` whose files appear as `directory` when the block ends well, and leave no trace when it does not.
-
-    A process that is killed leaves a hidden folder beside `directory`, which the next one clears away. Raises
-    `ConfigError` when `directory` holds anything but a snapshot, or holds one and `replace` is not set.
+    """A `Writer` whose files appear as `directory` when the block succeeds, and leave no trace when it fails. A process
+    that is killed leaves a hidden folder beside `directory`, which the next save removes. Raises `ConfigError` when
+    `directory` holds anything but a snapshot, or holds one and `replace` is not set.
     """
     directory = directory.absolute()
     _check_target(directory, replace)

@@ -2,8 +2,8 @@
 
 Everything is checked before the first write. Then the run is reserved for this snapshot, and the groups, each task's
 clock, and finally the run itself are written; until then, every role is refused. All steps are safe to repeat, so
-another restore completes one that died. No version is live afterwards: nothing is leased or admitted until a trainer
-starts. It finds what it would have found after a crash at the instant of the snapshot.
+another restore completes a restore that died. No version is live afterwards: nothing is leased or admitted until a
+trainer starts. It finds what it would have found after a crash at the instant of the snapshot.
 """
 
 import secrets
@@ -141,11 +141,11 @@ class Restoring(BufferCore):
 
 
 NO_LEASE = "0" * 16
-"""Takes the place of a lease's nonce in names of payloads."""
+"""Replaces a lease's nonce in names of payloads."""
 
 
 def _nonce(task: str, group: SavedGroup) -> str:
-    """The nonce of the lease that made the large frame of a group; `NO_LEASE` for one that was inserted."""
+    """The nonce of the lease that made the large frame of a group; `NO_LEASE` for an inserted group."""
     named = group.fields.get("payload") or group.fields.get("put_nonce") or NO_LEASE
     away = PayloadName.parse(task, named)
     return away.leaf.partition("-")[0] if away else named

@@ -1,8 +1,9 @@
 """Saves a run's buffer to a folder while all roles keep working.
 
-It saves the state of each task at one instant: its index. Payloads are read later, in chunks. Until then the buffer
-keeps them (`hold_for_saving`), and since a payload never changes once written, the later read returns what the index
-saw. Groups without a result may get one before that; they are saved as pending, so that counters and groups agree.
+It saves the state of each task at one instant, as the task's index. Payloads are read later, in chunks. Until then the
+buffer keeps them (`hold_for_saving`), and since a payload never changes once written, the later read returns what the
+index saw. Groups without a result may get one before that; they are saved as pending, so that counters and groups
+agree.
 """
 
 import secrets
@@ -48,7 +49,7 @@ _OF_A_LEASE = frozenset({
 })  # fmt: skip
 
 Report = Callable[[int, int], None]
-"""Called with the number of groups that are saved, and of all."""
+"""Called with the number of saved groups, and of all groups."""
 
 
 _Member = tuple[Status, int, str]
@@ -86,7 +87,7 @@ class _Index:
         return status in AUDITED or (status not in IN_MANIFESTS and str(group_id) not in self.batch_of)
 
     def members(self) -> list[_Member]:
-        """Status, group and score. First those that may change soonest."""
+        """Status, group and score, beginning with the groups that may change soonest."""
         order = sorted(self.scores, key=lambda status: status not in UNFINISHED)
         return [(status, group_id, score) for status in order for group_id, score in self.scores[status]]
 
@@ -191,7 +192,7 @@ class Saving(ReadingStored):
     def _held_groups(
         self, task: str, indexes: Mapping[str, _Index], hold: Callable[[int], bool], report: Report
     ) -> Iterator[SavedGroup]:
-        """The groups of a task, while the buffer holds those that are still to be read."""
+        """The groups of a task, while the buffer holds the groups that are still to be read."""
         done = sum(_size(other) for name, other in indexes.items() if name < task)
         total = sum(map(_size, indexes.values()))
         for trip in slices(indexes[task].members(), GROUPS_PER_TRIP):
@@ -222,7 +223,7 @@ class Saving(ReadingStored):
             yield [as_indexed(group, batch_of.get(str(group.group_id)), admitted) for group in read]
 
     def _still_there(self, task: str, index: _Index, members: Sequence[_Member]) -> Iterator[SavedGroup]:
-        """The groups as they are now, without those that have left, which are counted as dropped."""
+        """The groups as they are now. Groups that have left are counted as dropped."""
         stored = self.stored_groups(task, [group_id for _, group_id, _ in members])
         for (status, group_id, score), (_, fields, frames) in zip(members, stored, strict=True):
             if fields:
@@ -237,7 +238,7 @@ class Saving(ReadingStored):
 def as_indexed(group: SavedGroup, batch: str | None, admitted: int) -> SavedGroup:
     """The group as it was at the instant of the index, which says that it had `group.status` and belonged to `batch`.
     The group was read later than the index, and may have moved since. `admitted` is the number of groups that the task
-    had by then. Raises `SnapshotError` for a result that was taken apart since.
+    had by then. Raises `SnapshotError` if the group's result was undone in the meantime.
     """
     status, now = Status(group.status), Status(group.fields["status"])
     if status not in UNFINISHED and now in UNFINISHED:
@@ -271,7 +272,7 @@ def _restart(fields: dict[str, str], now: Status, frames: Mapping[str, bytes]) -
 
 
 def _outside_bytes(task: str, group: SavedGroup) -> int:
-    """The bytes of an external payload; 0 for any other."""
+    """The bytes of an external payload; 0 for any other payload."""
     return int(group.fields["payload_bytes"]) if _is_away(task, group) else 0
 
 

@@ -1,9 +1,9 @@
-"""How rollq reaches a Redis server, and how it waits for one that is unavailable.
+"""How rollq reaches a Redis server, and how it waits for an unavailable server.
 
 `connect` returns only clients of servers that are recent enough, have Functions and evict nothing. `patiently` runs a
-command and waits out temporary failures (a restart, a failover, a full disk), with a log line per minute. Errors of
-rollq's own functions (`ROLLQ_<CODE> ...`) and errors about a command itself pass through both unchanged. No message,
-repr or log line made here contains a password.
+command and waits out temporary failures (a restart, a failover, a full disk), with a log line per minute. Both pass on
+errors of rollq's functions (`ROLLQ_<CODE> ...`) and errors about a command unchanged. No message, repr or log line made
+here contains a password.
 """
 
 import logging
@@ -34,7 +34,7 @@ SOCKET_TIMEOUT_S = 15.0
 CONNECT_TIMEOUT_S = 5.0
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
-"""Pauses between two tries to reach a server, less their jitter."""
+"""The longest pause between two tries to reach a server, in seconds, before jitter."""
 
 OLDEST_REDIS = (7, 0)
 OLDEST_VALKEY = (7, 2)
@@ -104,7 +104,7 @@ def wait_out(
 
 
 def _pause(name: str, error: Exception, trouble: Trouble, tries: int, waited_s: float, patience: Patience) -> None:
-    """Wait before the next try; without one, raise the meaning of `error`."""
+    """Wait before the next try, or raise the meaning of `error` if there is none."""
     wait_s = patience.for_trouble(trouble)
     words = reply_text(error) if isinstance(error, driver.RedisError) else str(error).partition("\n")[0]
     message = f"{name}: {words}"

@@ -1,4 +1,4 @@
-"""An embedded cluster: primaries and their replicas on this machine, for tests and for trying one out."""
+"""An embedded cluster: primaries and their replicas on this machine, for tests and trials."""
 
 import os
 import time
@@ -18,13 +18,13 @@ from rollq.buffer.store.server_access import START_USER
 SLOTS = 16384
 """Hash slots of every Redis Cluster."""
 BUS_OFFSET = 10_000
-"""From the ports that clients use to those that the nodes use among themselves."""
+"""The difference between the port that clients use and the port that nodes use among themselves."""
 LAST_PORT = 65_535
 READY_TIMEOUT_S = 60.0
 REPLICAS = 1
 """Default number of replicas of each primary."""
 LEAST_PRIMARIES = 3
-"""With fewer, the others cannot agree that one is dead."""
+"""With fewer primaries, the others cannot agree that one is dead."""
 
 
 class EmbeddedCluster:
@@ -90,7 +90,7 @@ class EmbeddedCluster:
 
     @property
     def url(self) -> str:
-        """Where clients on this machine find the cluster, without its password."""
+        """The URL by which clients on this machine find the cluster, without its password."""
         first, *others = [node.url for node in self.nodes]
         hosts = [url.partition("://")[2].partition("/")[0] for url in others]
         return f"{','.join([first.removesuffix('/0'), *hosts])}/0"
@@ -113,7 +113,7 @@ class EmbeddedCluster:
             raise
 
     def _start(self, node: EmbeddedServer) -> None:
-        """Start a node; if its ports were taken and the caller gave none, on other ports."""
+        """Start a node. If its ports are taken and the caller named none, start it on other ports."""
         for tries_left in reversed(range(PORT_TRIES if self._chooses_ports else 1)):
             try:
                 node.start()

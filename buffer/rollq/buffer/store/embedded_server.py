@@ -114,7 +114,7 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """Where clients on this machine find the server, without its password."""
+        """The URL by which clients on this machine find the server, without its password."""
         if self.socket_path:
             return f"unix://{quote(str(self.socket_path))}?db=0"
         address = ip_address(self.bind)
@@ -125,12 +125,12 @@ class EmbeddedServer:
 
     @property
     def log_path(self) -> Path:
-        """The server's own log."""
+        """The path of the server's log."""
         return self.directory / "server.log"
 
     @property
     def is_private(self) -> bool:
-        """Whether only processes on this machine reach it, all of them with the rights of its default user."""
+        """Whether only processes on this machine can reach it, all with the rights of its default user."""
         return self.acl is None and (self.socket_path is not None or ip_address(self.bind).is_loopback)
 
     @property
@@ -328,7 +328,8 @@ def _bytes_in(directory: Path) -> int:
 
 
 def lock_directory(directory: Path) -> IO[bytes]:
-    """Take the lock that a running server holds on its directory. Raises `ServerUnavailable` while another has it."""
+    """Take the lock that a running server holds on its directory. Raises `ServerUnavailable` while another server has
+    it."""
     lock = (directory / "server.lock").open("ab")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -397,6 +398,6 @@ def free_port(bind: str) -> int:
 
 
 def config_word(value: str) -> str:
-    """`value` quoted for the server's configuration, with any bytes."""
+    """`value`, which may have any bytes, quoted for the server's configuration."""
     plain = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/._-:"
     return '"' + "".join(chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in os.fsencode(value)) + '"'

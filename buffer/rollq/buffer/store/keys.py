@@ -71,10 +71,9 @@ from rollq.buffer.rules.names import check_name
 from rollq.buffer.values.rollouts import Status
 
 SCHEMA_VERSION = 10
-"""Version of what a run stores: keys, fields, frames and messages. Releases with the same one may work in one run.
-
-Increase it if roles of the last release could not work with data that this one stores, or the other way round. All
-releases with one schema change the `revision` of a clock when they write it: servers keep the clocks that they read.
+"""Version of what a run stores: keys, fields, frames and messages. Releases with the same version may work in one run.
+Increase it if roles of the last release could not work with data that this release stores, or the reverse. All releases
+with one schema change the `revision` of a clock when they write it: servers keep the clocks that they read.
 """
 
 

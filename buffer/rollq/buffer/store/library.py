@@ -53,7 +53,7 @@ COMMON = (
     "weights",
     "restoring",
 )
-"""Files of `lua/common/`, in an order in which each uses only names of those before it."""
+"""Files of `lua/common/`, in an order in which each uses only names of earlier files."""
 KINDS = ("run", "task", "group", "step", "batch", "payload", "snapshot", "archive")
 """Folders of `lua/` with one file for each function."""
 
@@ -86,7 +86,7 @@ def connection_name(library: str) -> str:
 
 
 def function_name(name: str, release: str | None = None) -> str:
-    """The name of the function `name` on a server, of this release or of the one with the digest `release`."""
+    """The name of the function `name` on a server, of this release or of the release with the digest `release`."""
     return f"rollq_{release or digest()}_{name}"
 
 

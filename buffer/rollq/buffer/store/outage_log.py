@@ -1,4 +1,4 @@
-"""Lines of the log about servers that do not serve: one for each outage, and one for each minute of it.
+"""Log lines about servers that do not serve: one for each outage, and one for each minute of it.
 
 All threads of a process that wait for the same server share them.
 """
@@ -23,7 +23,7 @@ class Outages:
         self._outages: dict[str, _Outage] = {}
 
     def due(self, name: str, now_s: float) -> float | None:
-        """Note that `name` does not serve; returns for how long by now if a line is due, else None."""
+        """Note that `name` does not serve; returns the length of the outage so far if a line is due, else None."""
         with self._lock:
             if (outage := self._outages.get(name)) is None:
                 self._outages[name] = _Outage(now_s, now_s)
@@ -34,7 +34,8 @@ class Outages:
             return now_s - outage.since_s
 
     def end(self, name: str, now_s: float) -> float | None:
-        """Note that `name` serves, or is given up; returns how long the outage took, None if that was noted before."""
+        """Note that `name` serves, or is given up; returns the length of the outage, None if its end was noted
+        before."""
         with self._lock:
             outage = self._outages.pop(name, None)
         return None if outage is None else now_s - outage.since_s

@@ -1,7 +1,6 @@
-"""Many commands in one round trip: sent while the next are being made, read while the last replies arrive.
-
-Client and server work at the same time. A pipeline that sends everything before it reads leaves one of them idle.
-Functions with large arguments and reads of large values use this module.
+"""Many commands in one round trip. Commands are sent while later commands are made, and replies are read while later
+replies arrive, so client and server work at the same time. A pipeline that sends everything before it reads leaves one
+of them idle. Functions with large arguments and reads of large values use this module.
 """
 
 import logging
@@ -201,7 +200,7 @@ def _has_replicas(connection: Any) -> bool:
 
 
 def _pack(connection: Any, command: Command) -> Iterable[bytes]:
-    """The bytes of a command, with large arguments as they are: the driver's own packing copies them."""
+    """The bytes of a command, without copies of large arguments, which the driver's packing would make."""
     if not any(isinstance(arg, bytes) and len(arg) >= SEND_BYTES for arg in command):
         packed: Iterable[bytes] = connection.pack_command(*command)
         return packed
@@ -227,7 +226,7 @@ def _read(connection: Any) -> Any:
 
 
 def _known(reply: Any) -> Any:
-    """The reply of a command; trouble of the server is raised instead."""
+    """The reply of a command. An error about the server is raised instead."""
     if isinstance(reply, driver.ResponseError) and diagnose(reply):
         raise reply
     return reply

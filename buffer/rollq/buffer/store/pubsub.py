@@ -14,11 +14,11 @@ from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.servers import Servers
 
 OF_THE_RUN = b""
-"""The message of an event that is not of one task, whose message is the prefix of its keys."""
+"""The message of an event of the whole run. An event of a task has the prefix of the task's keys as its message."""
 
 
 class EventKind(StrEnum):
-    """The kinds of wake-ups, named by what happened."""
+    """The kinds of wake-ups, named after the event."""
 
     ADMIT = "admit"  # groups became pending
     BATCH = "batch"  # a batch of groups began or ended
@@ -66,7 +66,7 @@ class Events:
         return self
 
     def _subscribe(self) -> PubSub:
-        """Listen to any of the servers: in a cluster, each one hears of everything."""
+        """Listen to any of the servers: in a cluster, each server gets all messages."""
         client = random.choice(self._servers.primaries())
         self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
         self._pubsub.subscribe(*self._channels, **self._others)
@@ -83,7 +83,7 @@ class Events:
         self._unsubscribe()
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until something has happened since the last wait, or for `timeout_s`. True when something has.
+        """Block until something has happened since the last wait, or for `timeout_s`. True if something has.
 
         If the server is unreachable, it sleeps, and the next wait subscribes again.
         """
@@ -107,6 +107,6 @@ def channel_of(channels: str, kind: EventKind) -> str:
 
 
 def _drain(pubsub: PubSub) -> None:
-    """Take what else has arrived: one look at the buffer answers them all."""
+    """Discard further messages that have arrived: one look at the buffer answers them all."""
     while pubsub.get_message(timeout=0) is not None:
         pass

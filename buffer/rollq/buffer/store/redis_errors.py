@@ -79,7 +79,7 @@ PIPELINE_NOTE = re.compile(r"Command # \d+ \(.*?\) of pipeline caused error: ", 
 
 
 def reply_text(error: driver.RedisError) -> str:
-    """The server's own words, without the note that the driver puts before errors inside a pipeline."""
+    """The server's words, without the note that the driver puts before errors inside a pipeline."""
     if isinstance(error, driver.AskError):  # the driver has cut the words off
         return f"slot {error.slot_id} is on {error.host}:{error.port}"
     return PIPELINE_NOTE.sub("", str(error), count=1)
@@ -97,7 +97,7 @@ def code_of(error: driver.RedisError) -> str:
 
 
 def diagnose(error: driver.RedisError) -> Trouble | None:
-    """The trouble behind `error`; None when it concerns a command and not the server."""
+    """The trouble behind `error`; None if the error concerns a command and not the server."""
     if trouble := TROUBLES.get(code_of(error)):
         return trouble
     if isinstance(error, driver.ConnectionError | driver.TimeoutError):

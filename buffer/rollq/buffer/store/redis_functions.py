@@ -111,8 +111,8 @@ def call(servers: Servers, patience: Patience, load: Load, name: str, key: str, 
 class Beside(NamedTuple):
     """A call of a function, and payloads by key that are set in the same transaction, unless they are there already.
 
-    So large values do not pass through the function. It keeps those that a group names, and removes the others. If it
-    is missing and the caller dies, they expire.
+    So large values do not pass through the function. The function keeps payloads that a group names, and removes the
+    others. If the function is missing and the caller dies, the payloads expire.
     """
 
     call: Command

@@ -10,7 +10,7 @@ import redis
 from rollq.buffer.errors import ConfigError
 
 _HOSTS = re.compile(r"(?P<before>rediss?://(?:[^/?#]*@)?)(?P<hosts>[^/?#]*)(?P<after>.*)", re.DOTALL)
-"""The hosts of a URL, and what is before and after them."""
+"""The hosts of a URL, and the text before and after them."""
 
 
 def node_urls(url: str) -> list[str]:
@@ -60,15 +60,14 @@ def _check_url(url: str) -> None:
 
 
 TLS_OPTIONS: Mapping[str, str] = {"ssl_ca_certs": "cacert", "ssl_certfile": "cert", "ssl_keyfile": "key"}
-"""The driver's options for the files of TLS, as they are in a URL -> the same options of redis-cli."""
+"""The driver's options for TLS files, as written in a URL -> the same options of redis-cli."""
 
 
 def complete_url(
     url: str, user: str | None, ca_file: Path | None, certificate_file: Path | None, key_file: Path | None
 ) -> str:
-    """`url` with the user, if it names none, and with the files of TLS.
-
-    Raises `ConfigError` for files of TLS where `url` is not `rediss://`: the connection would not be encrypted.
+    """`url` with the user, if it names none, and with the TLS files. Raises `ConfigError` for TLS files if `url` is not
+    `rediss://`: the connection would not be encrypted.
     """
     files = zip(TLS_OPTIONS, (ca_file, certificate_file, key_file), strict=True)
     options = {option: str(path) for option, path in files if path}
@@ -83,7 +82,7 @@ def complete_url(
 
 
 def has_password(url: str) -> bool:
-    """Whether `url` contains a password, for the server or for a key of TLS, even when it is malformed."""
+    """Whether `url` contains a password for the server or for a TLS key, even if it is malformed."""
     login = url.partition("://")[2] or url
     return bool(re.match(r"[^:@?]*:[^?]+@", login) or re.search(r"(?i)[?&][^=&]*password=[^&]", url))
 

@@ -81,7 +81,7 @@ class RunStore:
         return self._patience.closed
 
     def wait_out_outages(self, longest_s: float = inf) -> None:
-        """From now on, wait for an unavailable server for `longest_s`, or until the buffer is closed."""
+        """From now on, wait for an unavailable server for at most `longest_s`, or until the buffer is closed."""
         self._patience = replace(self._patience, unanswered_s=longest_s, unready_s=longest_s)
 
     @property
@@ -106,7 +106,7 @@ class RunStore:
         return self._incarnation
 
     def _checked_incarnation(self, found: bytes) -> str:
-        """The incarnation that the server has, for names of files. Raises `RunMismatch` unless it is one."""
+        """The incarnation that the server has, for names of files. Raises `RunMismatch` if it is not an incarnation."""
         if not INCARNATION.fullmatch(found):
             raise RunMismatch(f"run {self.run!r} has the incarnation {found!r:.80}, which rollq did not write")
         return found.decode()
@@ -131,7 +131,7 @@ class RunStore:
         return self.call(name, task_keys(self.run, task).clock, self.incarnation, *args)
 
     def call_each(self, calls: Callable[[], Iterable[redis_functions.Call]]) -> list[Any]:
-        """Call functions in one round trip; `calls()` yields (name, key, arguments ...), or that and payloads.
+        """Call functions in one round trip; `calls()` yields (name, key, arguments ...), with or without payloads.
 
         Returns their replies, with an exception in place of the reply of a call that failed.
         """

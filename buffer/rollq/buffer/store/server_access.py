@@ -1,4 +1,4 @@
-"""Who may reach an embedded server: the users of its ACL file, and the certificates of its TLS."""
+"""Access to an embedded server: the users of its ACL file, and its TLS certificates."""
 
 from pathlib import Path
 from typing import Any

@@ -25,11 +25,12 @@ MARK = "this+server"
 IDENTITY = "syslog-ident"
 """A directive without an effect, since embedded servers do not write to syslog."""
 FILES_FACTOR = 3
-"""Disk that a server needs, as a multiple of its memory: an append-only file of twice the data, and the new one."""
+"""The disk space that a server needs, as a multiple of its memory: an append-only file of twice the data, and its
+rewritten copy."""
 
 
 class ServerFolder(NamedTuple):
-    """A folder that this process can use, and the bytes of its disk that are for the server's own files."""
+    """A folder that this process can use, and the bytes of its disk that are reserved for the server's own files."""
 
     path: Path
     reserved_bytes: int
@@ -52,7 +53,7 @@ def has_room(path: Path, size_bytes: int, *, reserved_bytes: int) -> bool:
 
 
 def find(servers: Servers, patience: Patience) -> ServerFolder | None:
-    """The folder of the server, if it is an embedded one with such a folder, and this process can use it.
+    """The folder of the server, if the server is embedded and has such a folder, and this process can use it.
 
     Raises `ServerUnavailable`, `ServerRefused`.
     """
@@ -80,8 +81,8 @@ def find(servers: Servers, patience: Patience) -> ServerFolder | None:
 
 
 def _may_have_one(connection: Mapping[str, Any]) -> bool:
-    """Whether the server may be an embedded one with a folder: those listen on loopback, and have only the default
-    user."""
+    """Whether the server may be an embedded server with a folder. Such servers listen on loopback, and have only the
+    default user."""
     host = connection.get("host")
     try:
         is_here = "path" in connection or host == "localhost" or ip_address(str(host)).is_loopback

@@ -28,16 +28,16 @@ from rollq.buffer.store.redis_url import address, node_url, node_urls
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0
-"""After this long without a byte a primary counts as away, and another may have taken its place."""
+"""A primary that sends nothing for this many seconds counts as unreachable, and another may have taken its place."""
 GONE_MS = 180_000.0
-"""More than a replica may be behind to be elected, `cluster-replica-validity-factor` x `cluster-node-timeout`, by
-default 150 s."""
+"""A replica that is this far behind cannot be elected: more than `cluster-replica-validity-factor` x
+`cluster-node-timeout`, by default 150 s."""
 ASK_AGAIN_S = 1.0
-"""How often others are asked whether a primary is still alone."""
+"""How often other nodes are asked whether a primary is still alone, in seconds."""
 ALONE_S = 10.0
-"""For this long, a primary that was alone is not given the time for a replica."""
+"""For this many seconds, calls do not wait for a replica of a primary that was alone."""
 ASK_TIMEOUT_S = 2.0
-"""A node that takes longer to say who has which slot is passed over."""
+"""A node that takes longer than this to answer which node has which slot is skipped."""
 
 T = TypeVar("T")
 
@@ -62,8 +62,9 @@ class Servers(Protocol):
         """`do()`, repeated while a server is unavailable; see `connection.patiently`."""
 
     def is_alone(self, client: redis.Redis, key: str, *, has_replicas: bool) -> bool:
-        """Whether no replica follows the server of `client`, and others say that it has `key`, and that no replica may
-        take its place. A server that was cut off may not know. Raises the driver's last error if none answers."""
+        """Whether no replica follows the server of `client`, and other nodes say that it has `key`, and that no replica
+        may take its place. A server that was cut off may not know this. Raises the driver's last error if none
+        answers."""
 
     def was_alone(self, client: redis.Redis) -> bool:
         """Whether the server of `client` was alone a moment ago, so that it need not be waited for."""
@@ -110,7 +111,7 @@ class OneServer:
 
 
 class _Slots(NamedTuple):
-    """Ranges of slots in order: the first slot of each, and the server that has it; None where none is known."""
+    """Ranges of slots in order: the first slot of each range, and the server that has it, None while unknown."""
 
     firsts: Sequence[int]
     nodes: Sequence[redis.Redis | None]
@@ -187,14 +188,14 @@ class Cluster:
                 client.close()
 
     def refresh(self) -> None:
-        """Find out which node has which slot, from the first node that knows. Raises the error of the last one."""
+        """Find out which node has which slot, from the first node that knows. Raises the error of the last node."""
         self._slots = self._ask({*self._clients, *node_urls(self._url)}, self._read_slots, "SLOTS")
 
     def is_alone(self, client: redis.Redis, key: str, *, has_replicas: bool) -> bool:
         """Whether no replica follows the server of `client`, and another node says that it has `key`, and that no
         replica may take its place.
 
-        A replica that was down for longer than `GONE_MS` may not: no primary elects one whose data is that old.
+        A replica that was down for longer than `GONE_MS` may not: no primary elects a replica whose data is that old.
         """
         now_s = time.monotonic()
         if not has_replicas and now_s - self._alone_s.get(client, -math.inf) < ASK_AGAIN_S:
@@ -218,7 +219,7 @@ class Cluster:
         return all(newest_ms - node.seen_ms > GONE_MS for node in nodes if node.primary == owner.id)
 
     def _ask(self, urls: Collection[str], read: Callable[[str, Any], T | None], what: str) -> T:
-        """The answer of the first of these nodes that knows. Raises the error of the last one."""
+        """The answer of the first of these nodes that knows. Raises the error of the last node."""
         failure: driver.RedisError = driver.ClusterDownError("no node knows of any slot")
         for url in random.sample(sorted(urls), len(urls)):  # one that is cut off from the others may answer first
             try:

@@ -1,5 +1,4 @@
-"""The server's users for one run and the rights of each: one per role, an administrator, and one for replicas.
-
+"""The server's users for one run and their rights: one user per role, an administrator, and one user for replicas.
 Pure: makes the lines of an ACL file.
 
 A function runs with the rights of its caller, so a user needs the functions of its role and also the commands inside
@@ -31,7 +30,7 @@ class Role(StrEnum):
 
 
 class ServerUser(StrEnum):
-    """A user that takes care of the server. No role logs in as one."""
+    """A user that manages the server. No role logs in as such a user."""
 
     ADMIN = "admin"  # the only one that may change the server
     REPLICA = "replica"  # with this one, a replica logs in to its primary
@@ -234,7 +233,7 @@ def _extras(role: Role) -> str:
 
 
 def _function_rules(run: str, role: Role, releases: Sequence[str]) -> str:
-    """A function is called with the key of its clock or run, and maybe payloads. The server assumes that it writes
+    """A function is called with the key of its clock or run, and sometimes payloads. The server assumes that it writes
     them, unless it is FCALL_RO."""
     names = sorted(functions_of(role))
     calls = " ".join(

@@ -1,7 +1,6 @@
-"""Spans on their way to a collector: OpenTelemetry's processor and exporter, and what is lost on the way.
-
-Only this module imports OpenTelemetry. Invariant: nobody who emits a span ever waits. Spans wait in a bounded queue,
-a thread sends them, and those that find the queue full, or that the collector does not take, are counted and logged.
+"""Sends spans to a collector with OpenTelemetry's processor and exporter, and counts lost spans. Only this module
+imports OpenTelemetry. Invariant: no caller that emits a span ever waits. Spans wait in a bounded queue, and a thread
+sends them. Spans that find the queue full, or that the collector does not take, are counted and logged.
 """
 
 import logging
@@ -26,9 +25,9 @@ log = logging.getLogger(__name__)
 
 QUEUE = "OTEL_BSP_MAX_QUEUE_SIZE"
 MOST_SPANS = 16_384
-"""Spans that wait at most, unless `OTEL_BSP_MAX_QUEUE_SIZE` says otherwise: about 16 MiB."""
+"""The most spans that wait, about 16 MiB, unless `OTEL_BSP_MAX_QUEUE_SIZE` says otherwise."""
 EXIT_S = 1.0
-"""How long a role that ends waits for its last spans."""
+"""How long a role that ends waits for its last spans, in seconds."""
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _SCOPE = InstrumentationScope("rollq")
 _heard = threading.local()
@@ -38,7 +37,7 @@ class Exporting:
     """Sends spans of one role to the collector that the environment names, or to `exporter`."""
 
     def __init__(self, role: str, run: str, exporter: SpanExporter | None = None) -> None:
-        """Raises various errors of the SDK for values of `OTEL_...` that it does not take."""
+        """Raises various errors of the SDK for values of `OTEL_...` that it does not accept."""
         with _hearing() as said:
             self._resource = _resource(role, run)
             self._sampler = TracerProvider(resource=self._resource, shutdown_on_exit=False).sampler
@@ -53,7 +52,7 @@ class Exporting:
         return self._sampler.should_sample(None, trace_id, "group").decision is Decision.RECORD_AND_SAMPLE
 
     def emit(self, spans: Sequence[Span]) -> None:
-        """Send spans soon, as far as there is room for them."""
+        """Send spans soon, as far as the queue has room for them."""
         delivery = self._delivery
         for span in spans:
             if delivery.waiting >= self._most:
@@ -64,7 +63,7 @@ class Exporting:
                 self._processor.on_end(self._converted(span))
 
     def close(self) -> None:
-        """Send what is left, for at most `EXIT_S`."""
+        """Send the remaining spans, for at most `EXIT_S`."""
         ending = threading.Thread(target=self._processor.shutdown, name="rollq-traces-end", daemon=True)
         ending.start()
         ending.join(EXIT_S)
@@ -105,7 +104,7 @@ class Delivery(SpanExporter):
         return self.queued - self.taken
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send spans. In the processor's thread."""
+        """Send spans. Called in the processor's thread."""
         self.taken += len(spans)
         with _hearing() as said:
             try:
@@ -120,7 +119,7 @@ class Delivery(SpanExporter):
         return result
 
     def lose(self, spans: int, reason: str) -> None:
-        """Log once a minute how many spans are lost. From any thread."""
+        """Log once a minute how many spans are lost. May be called from any thread."""
         with self._losing:
             lost = 0 if self._ended else self._lines.count(spans)
         if lost:

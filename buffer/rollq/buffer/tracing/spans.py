@@ -1,7 +1,7 @@
 """Spans of a group's life, as plain values. Pure.
 
-A trace is the life of one group. Its id follows from the run's incarnation, the task and the group, and the ids of its
-spans follow from that, so that roles on different machines add to one trace without coordination.
+A trace is the life of one group. Its id derives from the run's incarnation, the task and the group, and the ids of its
+spans derive from that id, so that roles on different machines add to one trace without coordination.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ Attributes = Mapping[str, str | int | float | bool]
 
 NO_PARENT: Final = 0
 MOST_ERROR: Final = 1000
-"""Characters of an error that are sent."""
+"""The most characters of an error that are sent."""
 
 
 class Span(NamedTuple):
@@ -56,7 +56,7 @@ class GroupTrace(NamedTuple):
         return self.span("group", self.life_id, NO_PARENT, admitted_ms, end_ms, attributes)
 
     def part(self, name: str, number: int, start_ms: float, end_ms: float, attributes: Attributes) -> Span:
-        """A part of the life, the one with this `number` of this name."""
+        """The span of part `number` of this name in the group's life."""
         return self.span(name, self.id_of(name, number), self.life_id, start_ms, end_ms, attributes)
 
     def span(

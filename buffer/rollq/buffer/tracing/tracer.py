@@ -1,4 +1,4 @@
-"""A role's tracer, if OpenTelemetry's variables ask for one. Nothing here keeps a role from starting."""
+"""A role's tracer, if OpenTelemetry's variables ask for one. No error here keeps a role from starting."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Where spans go. Its calls return at once."""
+    """The destination of spans. Its calls return at once."""
 
     def samples(self, trace_id: int) -> bool:
         """Whether the spans of a trace are wanted."""
@@ -22,7 +22,7 @@ class Sink(Protocol):
         """Send spans soon."""
 
     def close(self) -> None:
-        """Send what is left, for a moment."""
+        """Send the remaining spans, for a moment."""
 
 
 class Tracer:
@@ -36,7 +36,7 @@ class Tracer:
         self.close = sink.close
 
     def trace_of(self, task: str, group_id: int) -> GroupTrace | None:
-        """The trace of a group; None for one that the sampler leaves out."""
+        """The trace of a group; None for a group that the sampler leaves out."""
         trace = trace_of(self._run, self._incarnation, task, group_id)
         return trace if self._sink.samples(trace.trace_id) else None
 

@@ -22,7 +22,7 @@ def other_protocol(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def shown_endpoint(url: str) -> str:
-    """An endpoint without what may be secret in it: user, password, query."""
+    """An endpoint without the parts that may be secret: user, password, query."""
     try:
         parts = urlsplit(url)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
@@ -31,7 +31,7 @@ def shown_endpoint(url: str) -> str:
 
 
 def redacted(text: str, environ: Mapping[str, str]) -> str:
-    """A text of the SDK, without what may be secret in the endpoint and the headers."""
+    """A text of the SDK, without the secret parts of the endpoint and the headers."""
     for secret in sorted(set(_secrets(environ)), key=len, reverse=True):
         text = text.replace(secret, "***")
     return text
@@ -51,7 +51,7 @@ def _secrets(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _forms(text: str, *separators: str) -> Iterator[str]:
-    """A secret, its parts and words, plain and decoded; none that is too short to be secret."""
+    """A secret, its parts and its words, plain and decoded, except those that are too short to be secret."""
     forms = [text]
     for separator in separators:
         forms += [part for form in forms for part in form.split(separator)]

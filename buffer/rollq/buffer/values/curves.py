@@ -1,4 +1,4 @@
-"""The table of curves: which numbers of a train step are kept and drawn by step, under which names. Pure.
+"""The table of curves: the numbers of a train step that are kept and drawn by step, and their names. Pure.
 
 Metrics on disk, trackers, Prometheus, the dashboard and the terminal all take their names from here.
 """
@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 ChartGroup = Literal["learning", "lengths", "optimisation", "freshness", "speed"]
 MOST_NUMBERS: Final = 96
-"""Numbers that are kept of a step; of those with a task in their names, the first ones."""
+"""The most numbers that are kept of a step. If more have a task in their names, only the first are kept."""
 MOST_ROW_BYTES: Final = 4096
 """All names and numbers of a step take at most this much in the store."""
 MOST_STEP: Final = 10**15 - 1
@@ -154,7 +154,7 @@ def as_number(value: Any) -> float | None:
 
 
 def labels_of(name: str, line: Line) -> tuple[str, ...] | None:
-    """The parts of a name in place of each `*` of a line; None for a name that is not the line's."""
+    """The parts of a name in place of each `*` of a line; None if the name does not match the line."""
     keys = name.split("/", len(line.keys) - 1)
     if len(keys) != len(line.keys) or any(key not in ("*", mine) for key, mine in zip(line.keys, keys, strict=True)):
         return None

@@ -6,7 +6,7 @@ from rollq.buffer.errors import RollqError
 
 
 class FailureKind(StrEnum):
-    """The part that a sample failed at. Metrics, queries and the archive have the values."""
+    """The part at which a sample failed. Metrics, queries and the archive use the values."""
 
     PROMPT = "prompt"  # the prompt is malformed or too long
     PROVIDER = "provider"  # the engine, or its servers
@@ -19,7 +19,7 @@ class FailureKind(StrEnum):
 
 
 class SampleFailed(RollqError):
-    """Fails one sample, with a kind and a reason: for agent loops, environments, tools and judges to raise."""
+    """Fails one sample, with a kind and a reason. Agent loops, environments, tools and judges raise it."""
 
     def __init__(self, kind: FailureKind, reason: str) -> None:
         super().__init__(reason)

@@ -13,7 +13,7 @@ from rollq.buffer.values.rollouts import Status
 
 HISTORY_ROW_MS = 10_000
 HISTORY_ROWS = 8_640
-"""Rows that are kept: a day."""
+"""The number of rows that are kept: a day."""
 HISTORY_COUNTERS = (
     "admitted", "consumed", "produced", "tokens", "reward_sum", "reward_count", "expired", "filtered", "failed",
     "requeued", "leased", "queued_ms", "worked_ms", "staleness",
@@ -52,7 +52,7 @@ class HistoryRow:
 
 @dataclass(frozen=True, slots=True)
 class SeenProducer:
-    """Where a producer of a task is, and how many seconds ago it looked at the task."""
+    """The place of a task's producer, and the seconds since it looked at the task."""
 
     place: Place
     silent_s: float

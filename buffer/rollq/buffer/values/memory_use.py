@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 FULL = 0.8
-"""Share above which producers admit nothing new: the rest is for results on the way."""
+"""The share above which producers admit nothing new: the rest is for results on their way."""
 
 
 class Fullness(NamedTuple):

@@ -1,4 +1,4 @@
-"""Where a process of a run is: its machine, its number there, and the GPUs that it may use."""
+"""The place of a process of a run: its machine, its number there, and the GPUs that it may use."""
 
 import os
 import socket
@@ -27,7 +27,7 @@ class Place:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self | None:
-        """The place that a report names; None if it names none."""
+        """The place that a report names; None if it names no place."""
         host, pid, gpus = fields.get("host"), str(fields.get("pid") or ""), fields.get("gpus") or ""
         if not (isinstance(host, str) and host and pid.isascii() and pid.isdigit() and len(pid) < 20):
             return None

@@ -1,8 +1,7 @@
 """The values that travel through rollq: prompts, samples, groups, leases and results. All are frozen.
 
-Invariant: a `Segment`'s `logprobs`, `loss_mask` and version spans cover exactly its `response_ids`.
-`check_group` enforces it at the two doors into the buffer, `Buffer.put` and `Buffer.insert`; all code behind them
-relies on it.
+Invariant: a `Segment`'s `logprobs`, `loss_mask` and version spans cover exactly its `response_ids`. `check_group`
+enforces it at the two entrances of the buffer, `Buffer.put` and `Buffer.insert`; all other code relies on it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +40,7 @@ NamedArrays = Mapping[str, npt.NDArray[Any] | ArrayRef]
 
 
 class Status(StrEnum):
-    """Where a group is. A group is in exactly one status set."""
+    """The status of a group. A group is in exactly one status set."""
 
     PENDING = "pending"  # waits for a worker
     RUNNING = "running"  # leased by a worker until a deadline
@@ -60,7 +59,7 @@ class Status(StrEnum):
 SCHEDULED: Final = (
     Status.PENDING, Status.RUNNING, Status.COMPLETED, Status.GATHERED, Status.COOLING, Status.CLAIMED
 )  # fmt: skip
-"""The statuses of groups that are on their way to the trainer: what the producer's target is compared with."""
+"""The statuses of groups that are on their way to the trainer. The producer compares their number with its target."""
 
 
 AUDITED: Final = (Status.FILTERED, Status.FAILED)
@@ -68,7 +67,7 @@ AUDITED: Final = (Status.FILTERED, Status.FAILED)
 
 
 class SampleStatus(StrEnum):
-    """Where one sample of a group is. The values are the letters that Redis keeps, one per sample."""
+    """The status of one sample of a group. The values are the letters that Redis keeps, one per sample."""
 
     PENDING = "p"  # nothing generated, or reset
     COMPLETED = "c"  # finished and judged
@@ -127,11 +126,11 @@ class ImageRef:
 class Prompt:
     """One prompt.
 
-    `content` is the text, or a tuple of chat messages (`{"role": ..., "content": ...}`). `ids` are optional token
-    ids that win over it. `answer` is the reference that a judge compares with. `metadata` is free. `row` is its place
-    among the task's prompts, where the producer knows it; the buffer keeps statistics by it.
-    `images` fill the placeholders for images, in order; `image_options` are arguments of the model's image processor.
-    `tools` are definitions of tools, as OpenAI writes them, that the chat template shows to the model beside `content`.
+    `content` is the text, or a tuple of chat messages (`{"role": ..., "content": ...}`). `ids` are optional token ids,
+    which take precedence over it. `answer` is the reference that a judge compares with. `metadata` is free. `row` is
+    its place among the task's prompts, if the producer knows it; the buffer keeps statistics by it. `images` fill the
+    placeholders for images, in order; `image_options` are arguments of the model's image processor. `tools` are
+    definitions of tools, as OpenAI writes them, that the chat template shows to the model beside `content`.
     """
 
     content: str | tuple[Mapping[str, Any], ...]
@@ -300,11 +299,11 @@ class FinishedGroup:
 WHOLE: Final = "all"
 """The field of the frame of a whole group; see `rollq.buffer.wire.group_fields`."""
 BESIDE: Final = "beside"
-"""In its place for a large frame, which is a separate key in the task's slot."""
+"""The field for a large frame, which is a separate key in the task's slot."""
 AWAY: Final = "away"
-"""In its place for a large frame that is in another slot, or in another store (see `rollq.buffer.payloads`)."""
+"""The field for a large frame in another slot, or in another store (see `rollq.buffer.payloads`)."""
 MOST_ERROR_BYTES: Final = 2000
-"""Bytes that are kept of the last error of a task."""
+"""The most bytes that are kept of the last error of a task."""
 MOST_PARTS: Final = 16_384
 MOST_PART_BYTES: Final = 64 << 20
 """Limits of what is salvaged of one group: the number of its parts, and their bytes in all."""

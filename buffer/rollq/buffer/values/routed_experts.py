@@ -1,8 +1,9 @@
-"""The named array `routed_experts`: which experts of a mixture read each token, for the trainer to replay.
+"""The named array `routed_experts`, which names the experts of a mixture that read each token, so that the trainer can
+replay them.
 
 Its shape is [T, layers, top_k]. Entry t belongs to the forward pass that read token t, whose logits gave token t + 1;
 the last token that an engine makes has not been read. Experts are numbered from 1, and 0 means that the decision is
-unknown, so an array that is padded with zeros stays correct. All layers count, those without experts included. The
+unknown, so an array that is padded with zeros stays correct. All layers count, including layers without experts. The
 dtype is uint8 up to 255 experts, and uint16 beyond.
 """
 
@@ -26,7 +27,8 @@ def number_experts(chosen: npt.NDArray[Any], experts: int) -> npt.NDArray[Any]:
 def find_routers(model: Any) -> dict[int, Any]:
     """The modules of a transformers model that choose experts, by the number of their layer, from 0.
 
-    Only classes named `...TopKRouter`, which return logits, weights and indices. Empty for models without such.
+    Only classes named `...TopKRouter` count, which return logits, weights and indices. Empty for models without such
+    classes.
     """
     routers = {}
     for name, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""The samples of a group, field by field: what training reads of them, without an object for each."""
+"""The samples of a group, field by field, so that training needs no object for each sample."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus, Seg
 
 @dataclass(frozen=True, eq=False)
 class Samples(Sequence[Sample]):
-    """The samples of a group. Each field has an entry per sample; `reasons` are why they ended.
+    """The samples of a group. Each field has an entry per sample; `reasons` are their finish reasons.
 
     As a sequence, it makes the `Sample` objects when they are first asked for, by `make`.
     """
@@ -59,9 +59,8 @@ def _given(objects: tuple[Sample, ...], _: Samples) -> tuple[Sample, ...]:
 
 
 def temperature_of(sample: Sample) -> float:
-    """The temperature that the sample was drawn with: 1 unless `sampling` says otherwise.
-
-    Raises `InvalidGroup` where it is not a finite number, or `sampling` is not a mapping.
+    """The temperature with which the sample was drawn: 1 unless `sampling` says otherwise. Raises `InvalidGroup` if it
+    is not a finite number, or `sampling` is not a mapping.
     """
     sampling = sample.sampling
     if not (type(sampling) is dict or isinstance(sampling, Mapping)):

@@ -1,4 +1,5 @@
-"""The numbers of single samples that are averaged over a step or an evaluation: reward parts, and what loops count."""
+"""The numbers of single samples that are averaged over a step or an evaluation: reward parts, and the numbers that
+loops count."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

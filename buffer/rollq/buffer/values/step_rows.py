@@ -1,7 +1,7 @@
 """Rows of numbers by train step, as the server keeps them and as files have them. Plain values.
 
-The newest `FULL_ROWS` rows are all there. Of the older ones every second, every fourth, and so on, so that there are
-at most `THINNED_ROWS` of them.
+The newest `FULL_ROWS` rows are all kept. Of the older rows, every second, every fourth, and so on is kept, so that at
+most `THINNED_ROWS` remain.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ class StepRows:
 
 
 def thinned(items: Sequence[T], most: int) -> Sequence[T]:
-    """At most `most` of the items, evenly spread, with the first and the last one."""
+    """At most `most` of the items, evenly spread, with the first and the last item."""
     if len(items) <= most:
         return items
     return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]

@@ -1,4 +1,4 @@
-"""The state of a trainer: its phase, in its own words, and its hold of the run. Plain values."""
+"""The state of a trainer: its phase, as it reports it, and its hold on the run. Plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -66,7 +66,7 @@ class TrainerState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it said that it ends."""
+        """Whether it reported that it ends."""
         return self.phase in ENDED
 
     @classmethod

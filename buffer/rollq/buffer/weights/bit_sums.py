@@ -7,7 +7,7 @@ from rollq.buffer.weights.probe import BitSums
 SUMMED = frozenset({torch.float32, torch.bfloat16, torch.float16})
 """Dtypes whose values are rounded at most once on their way to bfloat16."""
 COMPARABLE = frozenset({torch.float32, torch.bfloat16})
-"""Dtypes of an engine that round nothing away of a bfloat16."""
+"""Dtypes of an engine that hold every bfloat16 exactly."""
 
 
 @torch.no_grad()

@@ -1,4 +1,5 @@
-"""Weight broadcasts from the trainer straight into engines: how the members agree, through a log in Redis. No torch.
+"""How the members of a weight broadcast, from the trainer straight into engines, agree through a log in Redis. No
+torch.
 
 A broadcast is the log (a stream) of one publication. The trainer and the workers append to it and read it from its
 start. It has attempts, one after another: workers report that they are ready, the trainer names the members once, they
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 URI_PREFIX = "nccl:"
 LOOK_S = 1.0
-"""How often a wait checks its condition when nothing is written."""
+"""How often a wait checks its condition while nothing is written, in seconds."""
 
 
 class TensorSpec(NamedTuple):
@@ -91,7 +92,7 @@ class _Opening(BaseModel):
 
 
 class _Entry(BaseModel):
-    """Any other entry: what it says of `attempt`, whose numbers begin with 1, or that a worker is `late`."""
+    """Any other entry. It is about `attempt`, whose numbers begin with 1, or says that a worker is `late`."""
 
     attempt: PositiveInt = 1
     opened: bool = False
@@ -118,9 +119,8 @@ def first_entry(raw: bytes) -> Broadcast:
 
 
 def apply_entry(found: Broadcast, raw: bytes) -> None:
-    """Add an entry to a broadcast. A repeated entry changes nothing; neither does one that comes too late or early.
-
-    Raises `WeightsError` for one that cannot be read.
+    """Add an entry to a broadcast. A repeated entry changes nothing, and neither does an entry that is too late or too
+    early. Raises `WeightsError` for an entry that cannot be read.
     """
     try:
         entry = _Entry.model_validate_json(raw)
@@ -200,7 +200,7 @@ class BroadcastLog:
         _append(self._buffer, self.number, orjson.dumps(entry))
 
     def read(self) -> Broadcast:
-        """Read the log up to now. Raises `WeightsError` when it is gone."""
+        """Read the log up to now. Raises `WeightsError` if it is gone."""
         entries = self._buffer.send("XRANGE", self._key, b"(" + self._last, "+")
         for at, fields in entries:
             if self._found is None:
@@ -229,7 +229,7 @@ class BroadcastLog:
 
 
 def _apply(found: Broadcast, raw: bytes) -> None:
-    """Add an entry, or leave out one that cannot be read: all members do, so they still agree."""
+    """Add an entry, or skip an entry that cannot be read. All members do so, so they still agree."""
     try:
         apply_entry(found, raw)
     except WeightsError as error:

@@ -18,7 +18,7 @@ _URI = re.compile(r"delta:([0-9a-f]{64})")
 
 
 class Link(BaseModel):
-    """One delta: where it is, its size and SHA-256, and the digests of the versions it leads from and to."""
+    """One delta: its URI, its size and SHA-256, and the digests of the versions that it leads from and to."""
 
     uri: str
     bytes: Annotated[int, Field(gt=0)]
@@ -65,7 +65,7 @@ class Chain(BaseModel):
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
-        """Raises `WeightsError` for anything that `encode` does not write."""
+        """The chain that `encode` wrote. Raises `WeightsError` for anything else."""
         try:
             return cls.model_validate_json(raw)
         except ValidationError as error:

@@ -1,4 +1,4 @@
-"""A delta: what changed in the safetensors files of a model since the version before, tensor by tensor.
+"""A delta: the changes in the safetensors files of a model since the last version, tensor by tensor.
 
 A delta file holds the compressed parts of the changed tensors, one after another, then an index in JSON, its length in
 8 bytes (little-endian), and `MAGIC`. A part is the XOR of at most `PART_BYTES` bytes of a tensor, with the bytes of its
@@ -31,7 +31,7 @@ PART_BYTES = 32 << 20
 LEVEL = 1
 """Compression level of zstd. Level 9 made the deltas of a real model 13 % smaller, in five times the time."""
 _WIDTHS = {"BF16": 2, "F16": 2, "I16": 2, "U16": 2, "F32": 4, "I32": 4, "U32": 4, "F64": 8, "I64": 8, "U64": 8}
-"""Bytes of one number. Other dtypes count as bytes."""
+"""The size of one number, in bytes. Other dtypes count as bytes."""
 _TAIL_BYTES = 8 + len(MAGIC)
 
 Bytes = bytes | mmap.mmap
@@ -53,7 +53,7 @@ class Span(NamedTuple):
 
 
 class ChangedTensor(BaseModel):
-    """The compressed size of each part, and the CRC-32 of the tensor that results."""
+    """The compressed size of each part, and the CRC-32 of the resulting tensor."""
 
     sizes: list[Annotated[int, Field(gt=0)]]
     crc32: int
@@ -61,7 +61,7 @@ class ChangedTensor(BaseModel):
 
 class DeltaIndex(BaseModel):
     """`base` and `result` are the digests of two versions; `header` is the SHA-256 of their safetensors headers.
-    `tensors` holds those that changed, in the order of their parts."""
+    `tensors` holds the changed tensors, in the order of their parts."""
 
     base: Sha256
     result: Sha256
@@ -94,7 +94,7 @@ def apply_delta(weights: Sequence[Path], delta: Path, base: str, result: str) ->
     """Turn the safetensors files `weights` of version `base` into version `result`, in place; both are digests.
 
     The files are in the order in which `encode_delta` was given them. Raises `WeightsError` if the delta is damaged or
-    between other versions, or if the weights are not its base; the files are then of no version.
+    between other versions, or if the weights are not its base; the files then belong to no version.
     """
     changes = np.memmap(delta, np.uint8, "r") if delta.stat().st_size else np.zeros(0, np.uint8)
     index, parts_end = _read_index(changes)
@@ -110,7 +110,7 @@ def apply_delta(weights: Sequence[Path], delta: Path, base: str, result: str) ->
 
 
 def _apply(files: Sequence[mmap.mmap], index: DeltaIndex, changes: ByteArray) -> None:
-    """Raises `ValueError` and others for a delta that does not fit, or is damaged."""
+    """Raises `ValueError` and other errors for a delta that does not fit, or is damaged."""
     if hashlib.sha256(_headers(files)).hexdigest() != index.header:
         raise ValueError("the tensors of its base have other names, dtypes or shapes")
     spans = {span.name: (data, span) for data in files for span in _spans(data)}
@@ -152,7 +152,7 @@ def _decompress(part: ByteArray, size: int, width: int) -> ByteArray:
 
 
 def _read_index(changes: ByteArray) -> tuple[DeltaIndex, int]:
-    """The index, and where the parts end. Raises `WeightsError`."""
+    """The index, and the end of the parts. Raises `WeightsError`."""
     tail = changes[-_TAIL_BYTES:].tobytes()
     length = int.from_bytes(tail[:8], "little")
     if tail[8:] != MAGIC or length > min(len(changes) - _TAIL_BYTES, MAX_HEADER_BYTES):
@@ -177,7 +177,7 @@ def _header(data: Bytes) -> bytes:
 
 
 def _spans(data: Bytes) -> list[Span]:
-    """Where the tensors are in a safetensors file. Raises `ValueError` and others for one that is not whole."""
+    """The places of the tensors in a safetensors file. Raises `ValueError` and other errors for an incomplete file."""
     header = _header(data)
     tensors: dict[str, Any] = orjson.loads(header[8:])
     tensors.pop("__metadata__", None)

@@ -1,4 +1,4 @@
-"""Weights on a worker: found in a shared folder, or fetched into a local one, whole or as deltas.
+"""Weights on a worker: found in a shared folder, or fetched into a local folder, whole or as deltas.
 
 Invariant: `load_weights` has compared the weights with their manifest, and the manifest with the digest that the
 trainer published. It returns no other weights, even after a faulty delta.
@@ -27,9 +27,9 @@ from rollq.buffer.weights.store import read_chain, read_chunks, read_manifest
 log = logging.getLogger(__name__)
 
 KEPT_DOWNLOADS = 4
-"""Folders that a worker keeps: engines may come back to an adapter that requests still use."""
+"""The number of folders that a worker keeps: engines may need an adapter again that requests still use."""
 KEPT_MODELS = 2
-"""Folders with models that a worker keeps, which may be large: the last version, and the one before."""
+"""The number of folders with models that a worker keeps, which may be large: the last two versions."""
 _COPY_BYTES = 8 << 20
 _FILE_URI = re.compile(r"file://(localhost)?/.*")
 _URI = re.compile(rf"{_FILE_URI.pattern}|redis:[0-9a-f]{{64}}/\d+|s3://.+|delta:[0-9a-f]{{64}}")
@@ -40,9 +40,9 @@ _UNREADABLE = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirect
 def load_weights(buffer: BufferCore, uri: str, digest: str, into: Path, verify: Verify = Verify.FULL) -> Path:
     """Return a folder that holds the weights `uri`, compared with their manifest, whose sha256 is `digest`.
 
-    A `file://` folder is returned as it is, compared as far as `verify` says; others are written to a folder below
-    `into`, where the oldest are removed. Raises `WeightsError` when they are missing or not the announced ones,
-    `ServerError`.
+    A `file://` folder is returned as it is, compared as far as `verify` says; other weights are written to a folder
+    below `into`, where the oldest folders are removed. Raises `WeightsError` if the weights are missing or not the
+    announced weights, and `ServerError`.
     """
     if _URI.fullmatch(uri) is None:
         raise WeightsError(f"weights {uri!r}: neither file:///path, redis:<digest>/<n>, s3://bucket/... nor delta:<id>")
@@ -72,7 +72,7 @@ class _Rebuild:
         self._moved_bytes = 0
 
     def run(self) -> None:
-        """Raises `WeightsError`. A base in `into` that has changed is removed, and the complete copy used."""
+        """Raises `WeightsError`. A base in `into` that has changed is removed, and the complete copy is used."""
         start = self._newest_here()
         try:
             self._build(start)
@@ -171,7 +171,7 @@ class _Rebuild:
 
 
 class _BaseChanged(WeightsError):
-    """A version that was rebuilt here has changed since."""
+    """A version that was rebuilt here has changed since then."""
 
 
 def _write(pieces: Iterable[bytes], path: Path, most: int) -> None:

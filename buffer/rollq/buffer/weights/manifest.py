@@ -26,7 +26,7 @@ ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 EDGE_BYTES = 1 << 20
 MAX_HEADER_BYTES = 100 << 20
-"""As the safetensors library has it."""
+"""The limit of the safetensors library."""
 
 
 class Verify(StrEnum):
@@ -48,7 +48,7 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Type, as safetensors calls it (`BF16`), and shape."""
+    """The dtype of a tensor, by its name in safetensors (`BF16`), and its shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -63,12 +63,13 @@ class Manifest:
     tensors: Mapping[str, Tensor]
 
     def encode(self) -> bytes:
-        """As JSON: the same bytes for the same weights."""
+        """The manifest as JSON: the same bytes for the same weights."""
         return orjson.dumps({"schema": MANIFEST_VERSION, **asdict(self)}, option=orjson.OPT_SORT_KEYS)
 
     @classmethod
     def decode(cls, raw: bytes) -> "Manifest":
-        """Raises `WeightsError` if it is not a manifest, or names a file outside its folder."""
+        """The manifest that `encode` wrote. Raises `WeightsError` for anything else, and for a file outside its
+        folder."""
         try:
             content = orjson.loads(raw)
             if content["schema"] != MANIFEST_VERSION:
@@ -89,7 +90,7 @@ class Manifest:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name is one of a visible file in the folder itself."""
+    """Whether a name belongs to a visible file directly in the folder."""
     return bool(name) and name == Path(name).name and not name.startswith(".") and "\0" not in name
 
 
@@ -102,7 +103,7 @@ def _facts_of(content: Any) -> FileFacts:
 
 
 def digest_of(encoded: bytes) -> str:
-    """The name of weights with this manifest: its sha256 in hex."""
+    """The name of weights with this manifest: the manifest's SHA-256 in hex."""
     return hashlib.sha256(encoded).hexdigest()
 
 
@@ -141,9 +142,8 @@ def _file_names(folder: Path) -> list[str]:
 
 
 def describe_folder(folder: Path, how: Verify = Verify.FULL) -> Manifest:
-    """The manifest of the weights in `folder`; files are read in parallel. Sums that `how` leaves out are empty.
-
-    Raises `WeightsError` when one is missing, truncated, or no safetensors file.
+    """The manifest of the weights in `folder`; files are read in parallel. Sums that `how` leaves out are empty. Raises
+    `WeightsError` if a file is missing, truncated, or not a safetensors file.
     """
     paths = published_files(folder)
     with ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -159,7 +159,7 @@ def describe_bytes(files: Mapping[str, bytes]) -> Manifest:
 def verify_folder(folder: Path, manifest: Manifest, how: Verify) -> None:
     """Compare a folder with the manifest of what was published; files are read in parallel.
 
-    Raises `WeightsError` that names the file and what is wrong with it.
+    Raises `WeightsError`, which names the file and its problem.
     """
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         paths = [folder / name for name in manifest.files]
@@ -176,7 +176,7 @@ def verify_folder(folder: Path, manifest: Manifest, how: Verify) -> None:
 
 
 def _compare(path: Path, wanted: FileFacts, found: FileFacts) -> None:
-    """Sums that were not computed are empty."""
+    """Raise `WeightsError` if two files differ. Sums that were not computed are empty."""
     for what in ("bytes", "edges", "sha256"):
         announced, seen = getattr(wanted, what), getattr(found, what)
         if seen not in ("", announced):
@@ -221,7 +221,8 @@ def _describe(file: BufferedReader | BytesIO, name: str, how: Verify = Verify.FU
 
 
 def _read_header(file: BufferedReader | BytesIO, name: str, size: int) -> dict[str, Tensor]:
-    """Tensors of a safetensors file: 8 bytes with the length of a JSON object, the object, the data."""
+    """The tensors of a safetensors file, which has 8 bytes with the length of a JSON object, the object, and the
+    data."""
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     try:

@@ -12,15 +12,15 @@ from rollq.buffer.errors import WeightsError
 log = logging.getLogger(__name__)
 
 REQUEST_BYTES = 16 << 20
-"""Bytes of one request of an upload."""
+"""Bytes in one request of an upload."""
 CONNECTIONS = 4
-"""Requests of an upload at the same time."""
+"""Concurrent requests of an upload."""
 STREAM_BYTES = 1 << 20
 PROGRESS_S = 10.0
 
 
 class ObjectStore:
-    """The objects of a bucket below a prefix. Every method raises `WeightsError` for a store that cannot do it."""
+    """The objects of a bucket below a prefix. Every method raises `WeightsError` if the store fails."""
 
     def __init__(self, url: str) -> None:
         """Raises `ConfigError` for a URL that is not `s3://bucket/prefix`, a wrong endpoint, and without obstore."""
@@ -34,7 +34,8 @@ class ObjectStore:
         return f"{self._url}/{name}"
 
     def upload(self, name: str, pieces: Iterable[bytes | memoryview], size: int) -> None:
-        """Store an object of `size` bytes, as it comes, in several requests at a time. It appears complete or not."""
+        """Store an object of `size` bytes as its pieces arrive, in several concurrent requests. It appears complete or
+        not at all."""
         import obstore
 
         progress = _Progress(f"uploading {self.uri(name)}", size)
@@ -48,7 +49,7 @@ class ObjectStore:
             )
 
     def download(self, name: str, path: Path, size: int) -> None:
-        """Write an object of `size` bytes to a file, as it comes."""
+        """Write an object of `size` bytes to a file as it arrives."""
         import obstore
 
         progress, done = _Progress(f"downloading {self.uri(name)}", size), 0

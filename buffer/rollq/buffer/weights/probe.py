@@ -1,5 +1,5 @@
-"""Logprobs of a few prompts under published weights, and sums of these: they show a worker whether its engine serves
-the same."""
+"""Logprobs of a few prompts under published weights, and sums of these weights: they show a worker whether its engine
+serves the same weights."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,17 +15,18 @@ from rollq.buffer.values.rollouts import Float32Array, Int32Array
 PROMPTS, PROMPT_TOKENS = 4, 24
 MOST_PROMPTS, MOST_TOKENS = 64, 1024
 TOLERANCES = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.15}
-"""Mean difference in nats that rounding may make. Against float32, SmolLM2-135M was 0.008 nats off in float16 and 0.076
-in bfloat16; tiny random models in vLLM were at most 1e-6 off in float32."""
+"""Mean difference in nats that rounding may make. Compared with float32, SmolLM2-135M differed by 0.008 nats in float16
+and by 0.076 in bfloat16; tiny random models in vLLM differed by at most 1e-6 in float32."""
 QUANTIZED_TOLERANCE = 0.5
-"""Of dtypes that `TOLERANCES` lacks."""
+"""The same for dtypes that `TOLERANCES` lacks."""
 
 
 class BitSums(NamedTuple):
     """The shape of a tensor, and its values added up as bits: rounded to bfloat16 and read as 16-bit integers.
 
-    One sum, or one for each index of the first of three or more dimensions, which are the experts of a layer. It is the
-    same on every device, and changes with a single expert of many, which hardly moves logprobs.
+    There is one sum, or with three or more dimensions one sum for each index of the first dimension, which are the
+    experts of a layer. The sums are the same on every device, and change with a single expert of many, which hardly
+    affects logprobs.
     """
 
     shape: tuple[int, ...]
@@ -52,7 +53,7 @@ class Probe:
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
-        """Raises `WeightsError` for anything that `encode` does not write."""
+        """The probe that `encode` wrote. Raises `WeightsError` for anything else."""
         try:
             probe = _Probe.model_validate_json(raw)
         except ValidationError as error:
@@ -91,7 +92,7 @@ def tolerance_of(*dtypes: str) -> float:
 
 
 def difference(expected: Sequence[Float32Array], found: Sequence[Float32Array]) -> float:
-    """The mean distance of logprobs, in nats; infinity when some are missing or not finite."""
+    """The mean distance of logprobs, in nats; infinity if some are missing or not finite."""
     if [len(values) for values in expected] != [len(values) for values in found]:
         return float("inf")
     mean = float(np.abs(np.concatenate(expected) - np.concatenate(found)).mean())
@@ -99,9 +100,8 @@ def difference(expected: Sequence[Float32Array], found: Sequence[Float32Array]) 
 
 
 def wrong_tensors(expected: Mapping[str, BitSums], found: Mapping[str, BitSums]) -> list[str]:
-    """The tensors, experts one by one, whose sums differ.
-
-    Those that one side lacks or has in another shape, as a part of a sharded model, cannot be compared.
+    """The tensors whose sums differ; experts are listed one by one. Tensors that one side lacks or has in another
+    shape, as in a sharded model, cannot be compared.
     """
     return [
         f"{name}[{index}]" if len(tensor.shape) > 2 else name

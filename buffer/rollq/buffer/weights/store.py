@@ -1,6 +1,5 @@
-"""The part of weights that is in Redis: manifest, probe and chain of every version, and chunks of small ones. No torch.
-
-Weights are named by the digest of their manifest, so storing the same ones again changes nothing.
+"""The part of weights that is in Redis: manifest, probe and chain of every version, and chunks of small weights. No
+torch. Weights are named by the digest of their manifest, so storing the same weights again changes nothing.
 """
 
 import re
@@ -19,15 +18,15 @@ MAX_REDIS_BYTES = 64 << 20
 PROBE_PART, CHAIN_PART = 1_000_000, 1_000_001
 """The numbers of the chunks that hold the probe, and the chain of a version published as a delta."""
 KEPT_VERSIONS = 3
-"""How many of the last published weights stay, for workers that are slow to fetch them."""
+"""How many of the last published versions stay, for workers that are slow to fetch them."""
 TTL_S = 24 * 3600
-"""How long weights in Redis outlive their trainer."""
+"""How long weights in Redis outlive their trainer, in seconds."""
 _DELTA = "delta-"
 _REDIS_URI = re.compile(r"redis:((?:delta-)?[0-9a-f]{64})/(\d+)")
 
 
 class StoredWeights(NamedTuple):
-    """Where weights are, and the sha256 of their manifest in hex."""
+    """The URI of weights, and the SHA-256 of their manifest in hex."""
 
     uri: str
     digest: str
@@ -46,9 +45,8 @@ def read_files(folder: Path) -> dict[str, bytes]:
 def locate_weights(
     buffer: BufferCore, folder: Path, *, kept: int = KEPT_VERSIONS, probe: Probe | None = None
 ) -> StoredWeights:
-    """Announce the weights in `folder`, as workers that share the file system find them; see `record_weights`.
-
-    Raises `WeightsError` when they are not whole.
+    """Announce the weights in `folder` to workers that share the file system; see `record_weights`. Raises
+    `WeightsError` if they are incomplete.
     """
     manifest = describe_folder(folder).encode()
     return record_weights(buffer, manifest, folder.absolute().as_uri(), kept=kept, probe=probe)
@@ -67,8 +65,8 @@ def record_chain(
 ) -> StoredWeights:
     """Put the encoded manifest of weights into Redis, with their probe and the chain that leads to them.
 
-    Do it before their delta is stored: what a chain names is not removed. Live weights that another chain leads to keep
-    that chain and its URI, since workers may not have them yet.
+    Call this before their delta is stored, since data that a chain names is not removed. Live weights that another
+    chain leads to keep that chain and its URI, since workers may not have them yet.
     """
     live, digest = buffer.live_model(), digest_of(manifest)
     if live is not None and live.digest == digest and is_chain(live.uri):
@@ -81,7 +79,7 @@ def record_chain(
 def store_weights(
     buffer: BufferCore, files: Mapping[str, bytes], *, kept: int = KEPT_VERSIONS, probe: Probe | None = None
 ) -> StoredWeights:
-    """Put weights, file by file, into Redis in chunks, with their probe; of all versions there the last `kept` stay.
+    """Put weights, file by file, into Redis in chunks, with their probe; the last `kept` versions stay.
 
     Raises `WeightsError` for more than `MAX_REDIS_BYTES` or files that are not weights, `StoreLost`, `ServerError`.
     """
@@ -93,7 +91,8 @@ def store_weights(
 
 
 def delta_uri(sha256: str, size_bytes: int) -> str:
-    """The URI that `store_delta` stores a delta under. Raises `WeightsError` for one that is too large for Redis."""
+    """The URI under which `store_delta` stores a delta. Raises `WeightsError` for a delta that is too large for
+    Redis."""
     check_redis_size(size_bytes)
     return f"redis:{_DELTA}{sha256}/{-(-size_bytes // CHUNK_BYTES)}"
 
@@ -106,7 +105,7 @@ def store_delta(buffer: BufferCore, uri: str, data: memoryview) -> None:
 
 
 def read_chunks(buffer: BufferCore, uri: str) -> Iterable[bytes]:
-    """The bytes of weights, or of a delta, in Redis. Raises `WeightsError` when they are gone, `ServerError`."""
+    """The bytes of weights, or of a delta, in Redis. Raises `WeightsError` if they are gone, and `ServerError`."""
     if (matched := _REDIS_URI.fullmatch(uri)) is None:
         raise WeightsError(f"weights {uri!r}: not redis:<digest>/<chunks>")
     first = 0 if matched[1].startswith(_DELTA) else 1  # the first chunk of weights is their manifest
@@ -159,7 +158,7 @@ def read_probe(buffer: BufferCore, digest: str) -> Probe | None:
 
 
 def needed_uris(buffer: BufferCore, kept: int) -> set[str]:
-    """The live weights' URI, and all that the chains of the last `kept` versions and of the live one name."""
+    """The live weights' URI, and all URIs in the chains of the last `kept` versions and of the live version."""
     held = [entry.decode() for entry in buffer.send("LRANGE", buffer.keys.weights_held, 0, -1)]
     live = buffer.live_model()
     digests = [_name(entry) for entry in _versions(held)[-kept:]] + ([] if live is None else [live.digest])
@@ -178,7 +177,7 @@ def _store(
 ) -> None:
     """Store weights by the digest of their manifest, and drop older ones.
 
-    Weights that are not live yet, and may never be (their trainer was replaced), do not push out the live ones.
+    Weights that are not live yet, and may never be (their trainer was replaced), do not displace the live weights.
     """
     chunks = list(data)
     parts = {0: manifest}
@@ -194,13 +193,13 @@ def _store(
 
 
 def _put(buffer: BufferCore, name: str, count: int, part: int, chunk: bytes) -> list[str]:
-    """Store one of `count` chunks; returns what Redis holds of weights, as "name/count", oldest first."""
+    """Store one of `count` chunks; returns the weights in Redis, as "name/count", oldest first."""
     held = buffer.call("store_weights", buffer.keys.info, buffer.incarnation, name, count, part, TTL_S, chunk)
     return [entry.decode() for entry in held]
 
 
 def _prune(buffer: BufferCore, held: list[str], kept: int) -> None:
-    """Drop all but the last `kept` versions, the live one, and what their chains name."""
+    """Drop all but the last `kept` versions, the live version, and the links of their chains."""
     live = buffer.live_model()
     versions = _versions(held)
     stay = {*versions[-kept:], *(entry for entry in versions if live and _name(entry) == live.digest)}

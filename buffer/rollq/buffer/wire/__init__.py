@@ -1,1 +1,1 @@
-"""The bytes that samples, prompts and arrays become in Redis, and the checks of what is put there."""
+"""The encoding of samples, prompts and arrays in Redis, and the checks before they are put there."""

@@ -1,6 +1,6 @@
 """Large named arrays beside Redis: a file in a folder that workers and trainer share, named by an `ArrayRef`.
 
-Invariant: an array is loaded only when its bytes have the checksum that travelled through Redis. A file is named by its
+Invariant: an array is loaded only if its bytes have the checksum that Redis holds. A file is named by its
 content and appears whole or not at all, so storing the same array again changes nothing. rollq never deletes these
 files; they belong to the owner of the folder. Each store updates the file's time, so it is safe to delete files that
 are older than the oldest group that can still be trained or replayed.
@@ -22,7 +22,7 @@ from rollq.buffer.errors import ArrayError
 from rollq.buffer.values.rollouts import ArrayRef
 
 ARRAY = "array"
-"""Name of the one tensor in each file."""
+"""Name of the only tensor in each file."""
 
 
 def store_array(folder: Path, array: npt.NDArray[Any]) -> ArrayRef:

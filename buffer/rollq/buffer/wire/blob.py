@@ -23,7 +23,7 @@ DTYPES: Final = {
 def view_tensor(blob: bytes, data_at: int, entry: Mapping[str, Any]) -> npt.NDArray[Any]:
     """The tensor that `entry` of the header describes, in data that begins at byte `data_at`; a read-only view.
 
-    Raises `LookupError`, `TypeError` or `ValueError` for an entry that describes none.
+    Raises `LookupError`, `TypeError` or `ValueError` for an entry that describes no tensor.
     """
     begin, end = entry["data_offsets"]
     if not 0 <= begin <= end <= len(blob):  # numpy itself does not refuse a negative offset

@@ -1,8 +1,7 @@
-"""The compiled passes over plain groups, where they were built; elsewhere there are none, and Python does their work.
-
-A group is plain if all its samples have completed without an error, a loss mask or named arrays, as most have. The
-passes never refuse anything: for all that is not plain they give None, and the Python code handles it, or says what is
-wrong. Its answers for plain groups are the same, byte for byte.
+"""The compiled passes over plain groups. If they were not built, Python does their work. A group is plain if all its
+samples have completed without an error, a loss mask or named arrays, as in most groups. The passes never refuse
+anything: for groups that are not plain they return None, and the Python code handles them or reports the problem. For
+plain groups, both give the same result, byte for byte.
 """
 
 from collections.abc import Sequence
@@ -47,12 +46,11 @@ else:
 
 
 class Scan(NamedTuple):
-    """The content of a plain group, by sample or by segment.
-
-    `tokens`: of each response. `prompt_lengths`: of the different prompts. `loss_tokens`: for each (epoch, version)
-    that made tokens, these two and the tokens of each sample. `segments`, `lengths`, `reasons`: the inside of JSON
-    lists. `empty_details`: see `rollq.buffer.wire.frame_encoding`. `has_numbers`: whether a sample has reward parts or
-    extra values. `prompts`, `ids`, `logprobs`: the arrays of all, one after another.
+    """The content of a plain group, by sample or by segment. `tokens` has the tokens of each response, and
+    `prompt_lengths` the lengths of the different prompts. For each (epoch, version) that made tokens, `loss_tokens` has
+    these two numbers and the tokens of each sample. `segments`, `lengths` and `reasons` are the inside of JSON lists.
+    `empty_details` is described in `rollq.buffer.wire.frame_encoding`. `has_numbers` says whether a sample has reward
+    parts or extra values. `prompts`, `ids` and `logprobs` are the arrays of all samples, one after another.
     """
 
     rewards: list[float]
@@ -73,7 +71,7 @@ class Scan(NamedTuple):
 
 
 def scan(samples: Sequence[Sample]) -> Scan | None:
-    """Check the samples of a group as `check_group` does, and read what its frame and its numbers need."""
+    """Check the samples of a group as `check_group` does, and read the data for its frame and its numbers."""
     scanned = passes.scan(samples) if passes else None
     return Scan._make(scanned) if scanned else None
 

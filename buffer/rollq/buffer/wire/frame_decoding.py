@@ -25,7 +25,7 @@ _REASONS: dict[str | None, FinishReason | None] = {None: None, **{reason.value: 
 def decode_samples(frame: bytes) -> Samples:
     """Return the samples of a frame. Their arrays are read-only views of `frame`.
 
-    Raises `CorruptFrame` for anything but a whole and unchanged frame of a known version.
+    Raises `CorruptFrame` for anything but a complete and unchanged frame of a known version.
     """
     data_at = _check_prefix(frame)
     try:
@@ -72,7 +72,7 @@ def _check_prefix(frame: bytes) -> int:
 
 
 def _check_tokens(tokens: int, ids: Any, logprobs: Any, mask: Any) -> None:
-    """Raise `ValueError` if segments of `tokens` in all leave some of the arrays over, or exceed them."""
+    """Raise `ValueError` if segments with `tokens` tokens in total do not use all of the arrays, or exceed them."""
     if tokens != len(ids) or tokens != len(logprobs) or (mask is not None and tokens != len(mask)):
         raise ValueError(f"segments have {tokens} tokens, arrays {len(ids)} ids and {len(logprobs)} logprobs")
 
@@ -80,7 +80,7 @@ def _check_tokens(tokens: int, ids: Any, logprobs: Any, mask: Any) -> None:
 def _decode(
     frame: bytes, data_at: int, header: dict[str, Any], layout: Mapping[str, Any], details: Mapping[str, Any]
 ) -> Samples:
-    """Return the samples. `header` describes the tensors but the texts, which are `layout` and `details`."""
+    """Return the samples. `header` describes all tensors except the texts `layout` and `details`."""
     view = partial(view_tensor, frame, data_at)
     all_prompts, ids, logprobs = [view(header.pop(name)) for name in ("prompts", "ids", "logprobs")]
     mask: Any = view(header.pop("loss_mask")) if "loss_mask" in header else None
@@ -151,14 +151,14 @@ def _index(index: int, owners: Sequence[Any]) -> int:
 
 
 def _numbers(values: Sequence[Any], *kinds: type) -> tuple[Any, ...]:
-    """The values as floats, and None as it is. Raises `ValueError` for one that is of none of these `kinds`."""
+    """The values as floats; None stays None. Raises `ValueError` for a value of any other type than these `kinds`."""
     if not set(map(type, values)).issubset(kinds):
         raise ValueError(f"{values!r} are not numbers")
     return tuple([None if value is None else float(value) for value in values])
 
 
 def _columns(details: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
-    """The values of each field of `details`, one per sample. Raises `ValueError` for one of another type."""
+    """The values of each field of `details`, one per sample. Raises `ValueError` for a value of another type."""
     shared, each = details["shared"], details["each"]
     columns = {}
     for name, types in DETAILS.items():

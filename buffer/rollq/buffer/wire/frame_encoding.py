@@ -27,10 +27,10 @@ Tensor = tuple[str, str, list[int], int, list[Any]]
 
 
 def encode_samples(samples: Sequence[Sample]) -> bytes:
-    """Return the frame of samples whose form is right (see `check_form`).
+    """Return the frame of well-formed samples (see `check_form`).
 
-    `sampling` and `extra` are kept as JSON: tuples come back as lists, numpy scalars as numbers, NaN as None.
-    Raises `InvalidGroup`, naming sample and field, for what a frame cannot hold: an array of a dtype that safetensors
+    `sampling` and `extra` are kept as JSON: tuples come back as lists, numpy scalars as numbers, NaN as None. Raises
+    `InvalidGroup`, naming sample and field, for a value that a frame cannot hold: an array of a dtype that safetensors
     lacks, or a value that is not JSON.
     """
     length, parts = _encode(samples)
@@ -75,7 +75,7 @@ def _encode(samples: Sequence[Sample]) -> tuple[int, list[Any]]:
 
 
 class _Prompts:
-    """The different prompts among those that are added, and their tokens in all."""
+    """The different prompts among the added prompts, and the total of their tokens."""
 
     def __init__(self) -> None:
         self.found: list[Int32Array] = []
@@ -84,7 +84,7 @@ class _Prompts:
         self._by_content: dict[tuple[int, int], int] = {}
 
     def add(self, ids: Int32Array) -> int:
-        """The index of the prompt among those found."""
+        """The index of the prompt among the prompts so far."""
         index = self._by_object.get(id(ids))
         if index is None:
             content = np.ascontiguousarray(ids)
@@ -99,7 +99,8 @@ class _Prompts:
 
 
 def _mask(segment: Segment) -> Any:
-    """A segment without a mask beside one that has one: all True, so that the tensor covers every response id."""
+    """The mask of a segment that lacks one beside segments that have one: all True, so that the tensor covers every
+    response id."""
     return b"\1" * len(segment.response_ids) if segment.loss_mask is None else segment.loss_mask
 
 
@@ -127,7 +128,7 @@ def _layout_of(segment: Segment) -> tuple[int, bool, list[tuple[int, ...]]]:
 
 
 def _references(segment: Segment) -> dict[str, tuple[str, str, tuple[int, ...], str]]:
-    """The segment's arrays that live beside Redis: name -> the fields of its reference."""
+    """The segment's arrays that are stored outside Redis: name -> the fields of its reference."""
     return {
         name: (array.uri, array.sha256, array.shape, array.dtype)
         for name, array in segment.arrays.items()
@@ -136,9 +137,8 @@ def _references(segment: Segment) -> dict[str, tuple[str, str, tuple[int, ...], 
 
 
 def encode_details(samples: Sequence[Sample], empty: Sequence[bytes | None] | None = None) -> bytes:
-    """The other fields: a field in `shared` has one value for all samples, a field in `each` has a list.
-
-    `empty`: see `empty_details`, which is asked without it.
+    """The other fields: a field in `shared` has one value for all samples, a field in `each` has a list. `empty` is the
+    result of `empty_details`, which is called if it is not given.
     """
     shared, each = dict[str, orjson.Fragment](), dict[str, list[orjson.Fragment]]()
     for name, text in zip(DETAILS, empty_details(samples) if empty is None else empty, strict=True):
@@ -169,7 +169,7 @@ def _empty(name: str, values: Sequence[Any]) -> bytes | None:
 
 
 def check_details(sample: Sample) -> None:
-    """Raise `InvalidGroup`, naming the field, for one that cannot be written as JSON."""
+    """Raise `InvalidGroup`, naming the field, for a field that cannot be written as JSON."""
     for name in DETAILS:
         _to_json([sample], 0, name, getattr(sample, name))
 

@@ -3,9 +3,8 @@
 A group that is whole has one field, `WHOLE`, with the frame of all its samples. A large frame is a separate key
 instead, so that it need not pass through a function (see `lua/common/samples.lua`).
 
-A group that waits to be continued has a field for each sample that was put since, by its index, and from `group_size`
-on the parts that were salvaged (see `rollq.buffer.wire.parts`). They count, not what `WHOLE` still holds of the same
-sample.
+A group that waits to be continued has a field for each sample that was put later, by its index, and from `group_size`
+on the parts that were salvaged (see `rollq.buffer.wire.parts`). They take precedence over the same sample in `WHOLE`.
 """
 
 import logging
@@ -23,7 +22,7 @@ from rollq.buffer.wire.validation import check_group
 log = logging.getLogger(__name__)
 
 UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)
-"""Statuses of samples that are still to be made."""
+"""Statuses of samples that are still to be generated."""
 MOST_INLINE_BYTES = 32 << 10
 """A larger frame of a whole group becomes a payload."""
 
@@ -36,8 +35,8 @@ def encode_payload(
     vocab_size: int | None = None,
     max_bytes: int | None = None,
 ) -> dict[str, bytes]:
-    """Check a group (see `check_group`), and return the fields to be stored: of the whole group if all samples have
-    ended, otherwise of the `new` ones.
+    """Check a group (see `check_group`), and return the fields to be stored: those for the whole group if all samples
+    have ended, otherwise the fields of the `new` samples.
 
     Raises `InvalidGroup`, including for frames that together exceed `max_bytes`.
     """
@@ -58,7 +57,7 @@ def encode_whole(
     max_bytes: int | None = None,
     inserted: bool = False,
 ) -> Pieces:
-    """The frame of a group that is whole, as `encode_payload` makes it, without a copy of its arrays. `inserted` is
+    """The frame of a whole group, as `encode_payload` makes it, without a copy of its arrays. `inserted` is
     described in `check_group`."""
     check_group(samples, group_size=group_size, vocab_size=vocab_size, inserted=inserted)
     frame = encode_in_pieces(samples)
@@ -104,7 +103,7 @@ def frame_bytes(stored: Mapping[str, bytes], *, group_size: int) -> int:
 
 
 def decode_group(stored: Mapping[str, bytes], *, group_size: int) -> Samples:
-    """The samples of a whole group. Raises `CorruptFrame`, including for one that lacks samples."""
+    """The samples of a whole group. Raises `CorruptFrame`, including for a group that lacks samples."""
     if stored.keys() != {WHOLE}:
         raise CorruptFrame(f"it has samples {sorted(stored)} in the store, and {group_size} are needed")
     return _decode_whole(stored, group_size)

@@ -21,19 +21,19 @@ from rollq.buffer.errors import ImageError
 from rollq.buffer.values.rollouts import ImageRef
 
 MOST_IMAGE_BYTES: Final = 64 << 20
-"""Bytes of the largest file that is read."""
+"""The size of the largest file that is read, in bytes."""
 INLINE: Final = "data:;base64,"
 """Before the base64 form of a file that is its own URL."""
 TIMEOUT_S: Final = 30
-"""How long a server may be silent."""
+"""How long a server may be silent, in seconds."""
 DOWNLOAD_S: Final = 120.0
-"""How long a file may take, with all redirects."""
+"""How long a file may take, with all redirects, in seconds."""
 
 
 def read_image(image: ImageRef) -> bytes:
     """Read an image's file, and compare its checksum.
 
-    Raises `ImageError` if it cannot be read, is larger than `MOST_IMAGE_BYTES`, or is another file.
+    Raises `ImageError` if it cannot be read, is larger than `MOST_IMAGE_BYTES`, or has another checksum.
     """
     data = read_file(image.url)
     if (sha256 := digest_of_image(data)) != image.sha256:
@@ -67,7 +67,7 @@ def digest_of_image(data: bytes) -> str:
 
 
 def _read(url: str) -> bytes:
-    """Bytes of a file, one more than `MOST_IMAGE_BYTES` at most. Raises `OSError` and `ValueError`."""
+    """The bytes of a file, at most one more than `MOST_IMAGE_BYTES`. Raises `OSError` and `ValueError`."""
     if url.startswith(INLINE):
         try:
             return base64.b64decode(url[len(INLINE) :], validate=True)

@@ -29,9 +29,8 @@ def encode_part(part: SamplePart) -> bytes:
 
 
 def decode_parts(index: int, stored: Mapping[int, bytes], *, group_size: int) -> Sample | None:
-    """Sample number `index` from what is `stored` of its group: frames by index, and from `group_size` on parts.
-
-    None if nothing is stored of it. Raises `CorruptFrame`, including for a missing part.
+    """Sample number `index` from the `stored` fields of its group: frames by index, and parts from `group_size` on.
+    None if nothing of it is stored. Raises `CorruptFrame`, including for a missing part.
     """
     frames = [(0, stored[index])] if index in stored else []
     for owner, tokens_before, _, frame in _parts(stored, group_size):
@@ -58,7 +57,7 @@ def tokens_in_parts(stored: Mapping[int, bytes], *, group_size: int) -> int:
 def _parts(stored: Mapping[int, bytes], group_size: int) -> Iterator[tuple[int, int, int, bytes]]:
     """The parts, in order: index of the sample, response tokens before the part, new tokens in it, and its frame.
 
-    Leaves out those without a whole head: then a later part of the same sample misses their tokens.
+    Parts without a complete head are left out; a later part of the same sample then misses their tokens.
     """
     for field in sorted(stored):
         raw = stored[field]
@@ -126,7 +125,7 @@ def _spans_after(spans: Sequence[VersionSpan], tokens: int) -> tuple[VersionSpan
 
 
 def _joined(run: Sequence[Segment]) -> Segment:
-    """One segment of those that continue each other."""
+    """One segment, joined from segments that continue each other."""
     masked = any(segment.loss_mask is not None for segment in run)
     return Segment(
         prompt_ids=run[0].prompt_ids,

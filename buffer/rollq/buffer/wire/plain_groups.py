@@ -1,4 +1,4 @@
-"""Encodes plain groups by way of one compiled pass; see `rollq.buffer.wire.compiled`."""
+"""Encodes plain groups with one compiled pass; see `rollq.buffer.wire.compiled`."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -21,10 +21,9 @@ def _statuses(count: int) -> bytes:
 
 
 class PlainGroup(NamedTuple):
-    """A plain group as it is sent.
-
-    `rows`, `outcomes`: see `rollq.buffer.wire.sample_rows` and `sample_outcomes`. `rewards`, `tokens`: of each sample.
-    `loss_tokens`: for each (epoch, version) that made tokens, these two and the tokens of each sample.
+    """A plain group as it is sent. `rows` and `outcomes` are described in `rollq.buffer.wire.sample_rows` and
+    `sample_outcomes`. `rewards` and `tokens` have a value for each sample. For each (epoch, version) that made tokens,
+    `loss_tokens` has these two numbers and the tokens of each sample.
     """
 
     frame: Pieces
@@ -36,7 +35,7 @@ class PlainGroup(NamedTuple):
 
 
 def encode_plain(samples: Sequence[Sample]) -> PlainGroup | None:
-    """Check and encode a plain group; None for another one, and for every group where nothing was compiled."""
+    """Check and encode a plain group; None for any other group, and for every group if nothing was compiled."""
     scan = compiled.scan(samples)
     if scan is None:
         return None

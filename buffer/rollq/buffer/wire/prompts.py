@@ -1,4 +1,4 @@
-"""One prompt as JSON, the form in which Redis keeps it and people can read it there."""
+"""One prompt as JSON, the readable form in which Redis keeps it."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _IMAGE = {"url", "sha256"}
 def encode_prompt(prompt: Prompt) -> bytes:
     """Return a prompt as JSON. Numpy scalars and arrays in `answer` and `metadata` become plain numbers and lists.
 
-    Raises `InvalidPrompt`, naming the field, for an empty prompt or one that cannot be written as JSON.
+    Raises `InvalidPrompt`, naming the field, for an empty prompt or a prompt that cannot be written as JSON.
     """
     problem = prompt_problem(prompt)
     if problem is not None:
@@ -48,7 +48,7 @@ def encode_prompt(prompt: Prompt) -> bytes:
 
 
 def decode_prompt(data: bytes) -> Prompt:
-    """Return the prompt of `encode_prompt`'s bytes. Raises `CorruptFrame` when they are not such a prompt."""
+    """Return the prompt that `encode_prompt` wrote. Raises `CorruptFrame` for any other bytes."""
     try:
         fields = exact_json.loads(data)
     except ValueError as error:
@@ -81,14 +81,14 @@ def _is_image(value: object) -> bool:
 
 
 def message_problem(name: str, message: object) -> str | None:
-    """Return what is wrong with a chat message, called `name` in the text, or None."""
+    """Return the problem with a chat message, which the text calls `name`, or None."""
     if isinstance(message, Mapping) and isinstance(message.get("role"), str):
         return None
     return f"{name} must be an object with a 'role', not {message!r:.80}"
 
 
 def tools_problem(name: str, tools: object) -> str | None:
-    """Return what is wrong with definitions of tools, called `name` in the text, or None."""
+    """Return the problem with definitions of tools, which the text calls `name`, or None."""
     if not isinstance(tools, tuple | list):
         return f"{name} must be a list of tools, not {tools!r:.80}"
     for number, tool in enumerate(tools):
@@ -102,7 +102,7 @@ def tools_problem(name: str, tools: object) -> str | None:
 
 
 def ids_problem(name: str, ids: object) -> str | None:
-    """Return what is wrong with a prompt's token ids, called `name` in the text, or None."""
+    """Return the problem with a prompt's token ids, which the text calls `name`, or None."""
     if not isinstance(ids, tuple | list) or not ids:
         return f"{name} must be a list of token ids, not {ids!r:.80}"
     if not all(issubclass(kind, int | np.integer) and kind is not bool for kind in set(map(type, ids))):
@@ -113,7 +113,7 @@ def ids_problem(name: str, ids: object) -> str | None:
 
 
 def prompt_problem(prompt: Prompt) -> str | None:
-    """Return what is wrong with a prompt's fields, or None."""
+    """Return the problem with a prompt's fields, or None."""
     metadata: object = prompt.metadata
     if not isinstance(metadata, Mapping):
         return f"metadata must be a mapping, not {type(metadata).__name__}"

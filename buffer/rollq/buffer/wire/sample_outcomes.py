@@ -14,7 +14,7 @@ from rollq.buffer.values.rollouts import Sample, SampleStatus
 log = logging.getLogger(__name__)
 
 ERROR_CHARACTERS = 200
-"""Characters of an error that an outcome keeps."""
+"""The most characters of an error that an outcome keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ def encode_columns(
 
 
 def decode_outcomes(encoded: bytes | str, letters: str) -> tuple[SampleOutcome, ...]:
-    """The outcomes of the samples that have started, by `letters`; none, which is logged, if they are unreadable."""
+    """The outcomes of the samples that have started, by `letters`. If they are unreadable, logs that and returns
+    none."""
     if not encoded:
         return ()
     try:

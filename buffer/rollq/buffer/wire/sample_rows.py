@@ -1,4 +1,4 @@
-"""The rows of a group: what every rank of a trainer needs to know of each sample, without its tokens.
+"""The rows of a group: the data that every rank of a trainer needs of each sample, without its tokens.
 
 A claim returns the rows of its groups. From them all ranks compute the same rewards, advantages, counts and shares;
 the tokens of a group are read by the ranks that train them.
@@ -45,7 +45,7 @@ class SampleRows:
 
     @classmethod
     def of(cls, samples: Samples, numbers: Numbers = MappingProxyType({})) -> Self:
-        """The rows of samples whose form is right (see `check_form`)."""
+        """The rows of well-formed samples (see `check_form`)."""
         outcomes = zip(samples.statuses, samples.rewards, strict=True)
         rewards = [reward if status is SampleStatus.COMPLETED else None for status, reward in outcomes]
         trained = [
@@ -68,7 +68,7 @@ class SampleRows:
 
     @classmethod
     def decode(cls, encoded: bytes) -> Self:
-        """Rows from what `encode` gave. Raises `CorruptFrame` for anything else."""
+        """The rows that `encode` wrote. Raises `CorruptFrame` for anything else."""
         try:
             rewards, lengths, loss_tokens, labelled, *numbers = orjson.loads(encoded)
             rows = cls(

@@ -1,7 +1,7 @@
-"""Validation of groups before they enter the buffer. `put` and `insert` call it; all code behind relies on it.
+"""Validation of groups before they enter the buffer. `put` and `insert` call it, and all later code relies on it.
 
 A good group is the common case and is checked in one pass over all its samples, with few numpy calls: a call on a
-short array costs about as much as the rest of its sample. Only a bad one is searched for the offender.
+short array costs about as much as the rest of its sample. Only an invalid group is searched for the offender.
 """
 
 import math
@@ -17,9 +17,9 @@ from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus, Seg
 from rollq.buffer.values.sample_columns import temperature_of
 
 SHORT_ENTRIES = 4096
-"""Arrays that are shorter on average are looked at together."""
+"""Arrays that are shorter than this on average are checked together."""
 LOGPROB_TOLERANCE = 1e-3
-"""A logprob may exceed 0 by this: float32 rounding of a log-softmax, not a wrong sign."""
+"""A logprob may exceed 0 by this much, because of float32 rounding in a log-softmax."""
 
 MOST_VERSIONS = (1 << 31) - 1
 """Epochs and versions are int32 in batches."""

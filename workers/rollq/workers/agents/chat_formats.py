@@ -65,7 +65,7 @@ class AutoFormat:
 
 
 def parse_plain(text: str, *_: object) -> Turn:
-    """Text without calls; all of it is content."""
+    """The turn of a text without calls: all of the text is content."""
     return Turn(text, text)
 
 
@@ -85,7 +85,7 @@ BUILT_IN: Final[Mapping[str, BuiltInFormat]] = {
         BuiltInFormat("openai", parse_harmony, parse_harmony_thoughts, (START, CHANNEL, BODY)),
     )
 }
-"""Other names of formats, as in vLLM's server, which calls `harmony` `openai`."""
+"""Other names of formats, from vLLM's server, which calls `harmony` `openai`."""
 PLAIN: Final = BuiltInFormat("", parse_plain, parse_plain, verbatim=True)
 NAMES: Final = ", ".join(BUILT_IN)
 

@@ -146,7 +146,7 @@ class _Dialogue:
             self.rewards[-1] = previous.extra["environment_reward"]
 
     async def run(self) -> FinishReason:
-        """Take turns until the conversation ends. Returns why it ended."""
+        """Take turns until the conversation ends. Returns the reason why it ended."""
         upcoming = self.conversation
         taken = sum(message["role"] == "assistant" for message in self.messages)
         for turn in range(taken + 1, self.environments.limits.max_turns + 1):

@@ -59,7 +59,8 @@ def parse_arguments(name: str, raw_arguments: str, id: str, key: str = "argument
 
 
 def nested(value: Any) -> Any:
-    """The value within as many levels as a record may add: if this can be written, a record can hold the value."""
+    """The value inside as many levels as a record may add. If the result can be written, a record can hold the
+    value."""
     for _ in range(ROOM):
         value = (value,)
     return value

@@ -55,7 +55,7 @@ class AnyTool(Protocol):
 
     @property
     def settings(self) -> ToolSettings:
-        """Its limits."""
+        """The tool's settings, with its limits."""
         ...
 
     async def call(self, raw_arguments: Mapping[str, Any], prompt: Prompt) -> str:

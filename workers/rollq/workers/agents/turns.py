@@ -73,10 +73,9 @@ def verbatim_message(turn: Turn) -> Message:
 
 
 def forms(turn: Turn, tokenizer: Tokenizer) -> tuple[Message, ...]:
-    """The turn as messages for the chat template, the preferred one first.
-
-    The order: its parts, with the arguments of calls as a mapping, then as JSON; then with its lead as content; then
-    its whole text; last, its parts without the content, for templates that accept either content or thoughts.
+    """The turn as messages for the chat template, the preferred message first. The order is: its parts, with the
+    arguments of calls as a mapping, and then as JSON; its parts with its lead as content; its whole text; and its parts
+    without the content, for templates that accept either content or thoughts.
 
     If a call is malformed or the template ignores calls, the parts would hide what the model did, so the only form is
     the text. Templates that refuse the text of a malformed call, as GPT-OSS's does after thoughts, get the parts

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LET_GO_S = 1.0
-"""How long cancelled work may take to end before it is abandoned."""
+"""How long cancelled work may take to end before it is abandoned, in seconds."""
 MAX_THREADS = 64
 """The most concurrent calls of one blocking function. Hanging calls count until they end."""
 

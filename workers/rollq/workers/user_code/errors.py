@@ -1,4 +1,4 @@
-"""Describes errors of user-written functions in one line: type, message, and the line that raised them."""
+"""Describes errors of user-written functions in one line: their type, their message, and the line that raised them."""
 
 import sysconfig
 import traceback

@@ -18,12 +18,13 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 0.5
 BLOCKED_S = 3.0
-"""A loop that does not respond for this long counts as blocked."""
+"""A loop that does not respond for this many seconds counts as blocked."""
 LOOK_S = 1.0
 
 
 class LoopWatch:
-    """Watches the loop that runs `run`. `blocked_by` is the function that blocks it, empty if not blocked."""
+    """Watches the loop that runs `run`. `blocked_by` is the function that blocks it, empty if the loop is not
+    blocked."""
 
     def __init__(self, while_blocked: Callable[[str], None]) -> None:
         """`while_blocked` is called in the watch's thread, every `LOOK_S`, with the function that blocks the loop."""
@@ -69,7 +70,8 @@ class LoopWatch:
 
 
 def blocking(frame: FrameType | None) -> str:
-    """The user's function that an event loop is running, given the innermost frame of its thread; empty if none."""
+    """The user's function that an event loop is running, given the innermost frame of its thread; empty without such a
+    function."""
     while frame is not None and frame.f_code is not asyncio.events.Handle._run.__code__:
         if is_user_code(frame):
             return place_of(frame, frame.f_lineno)

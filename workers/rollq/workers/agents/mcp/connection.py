@@ -46,7 +46,7 @@ CLOSE_S: Final = 8.0
 CONNECT_S: Final = 10.0
 MOST_PAGES: Final = 100
 LOST_CODES: Final = (CONNECTION_CLOSED, INVALID_REQUEST)
-"""Codes of errors after which a session is gone. INVALID_REQUEST: the server does not know the session."""
+"""Codes of errors after which a session is gone. INVALID_REQUEST means that the server does not know the session."""
 MISTAKE_CODES: Final = (INVALID_PARAMS, METHOD_NOT_FOUND)
 """Codes of errors that the model makes: an unknown tool, or arguments that the server refuses."""
 
@@ -90,7 +90,7 @@ class Connection:
         return connection
 
     async def _hold(self) -> None:
-        """Hold the connection, with a session if the server has sessions: newer revisions of MCP have none."""
+        """Hold the connection, with a session if the server has sessions; newer revisions of MCP have none."""
         try:
             await self._keep("legacy")
         except BaseException as error:
@@ -148,7 +148,7 @@ class Connection:
         return False
 
     async def _answer(self, request: Coroutine[Any, Any, T]) -> T:
-        """Await a request while the connection lasts."""
+        """Await the answer to a request while the connection lasts."""
         asking = asyncio.ensure_future(request)
         try:
             await asyncio.wait([asking, self._holder], return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,5 @@
-"""Becomes the command of an MCP server, which then dies with the worker.
-
-Run as a program, `launcher PARENT COMMAND...`; imports only stdlib.
+"""Replaces itself by the command of an MCP server, which then dies with the worker. It runs as a program, `launcher
+PARENT COMMAND...`, and imports only the standard library.
 """
 
 import os

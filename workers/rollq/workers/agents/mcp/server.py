@@ -38,7 +38,7 @@ ALIVE_S: Final = 10.0
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
 SETUPS: Final = 64
-"""Connections for the setup of sessions. Each running call may use one more."""
+"""The most connections for the setup of sessions. Each running call may use one more."""
 TAIL_CHARS: Final = 500
 
 
