@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from rollq.cli.settings.migration.values import REST, Placeholder, Several, Unknown, is_known, same
+from rollq.cli.settings.migration.values import REST, Placeholder, Several, Unknown, are_all, is_known, same
 
 LARGEST: Final = 2**63
 LONGEST_TEXT: Final = 10_000
@@ -27,12 +27,12 @@ def as_text(value: Any) -> Any:
 
 def joined(separator: str, parts: list[Any]) -> Any:
     """The text of several, with the names of unset environment variables in it."""
-    if not all(isinstance(part, Texts) for part in parts):
+    if not are_all(Texts, parts):
         return NotImplemented
     text = separator.join(part if isinstance(part, str) else part.text for part in parts)
     if len(text) > LONGEST_TEXT:
         return NotImplemented
-    return text if all(isinstance(part, str) for part in parts) else Placeholder(text)
+    return text if are_all(str, parts) else Placeholder(text)
 
 
 def _numbers(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -114,24 +114,37 @@ UNARY: Final[Mapping[type[ast.unaryop], Callable[[Any], Any]]] = {
 
 def _equal(left: Any, right: Any) -> Any:
     """`left == right`, of values without unknown parts."""
-    if all(isinstance(value, bool | int | float | str | None) for value in (left, right)):
+    if are_all(bool | int | float | str | None, (left, right)):
         return left == right
-    if any(not is_known(value) for value in (left, right)):
+    if not (is_known(left) and is_known(right)):
         return NotImplemented
     if type(left) is not type(right):
         return False
-    if isinstance(left, list | tuple | dict) and not (left and right):
-        return not left and not right if whole(left) and whole(right) else NotImplemented
-    return NotImplemented
+    return _are_empty(left, right) if isinstance(left, list | tuple | dict) else NotImplemented
+
+
+def _are_empty(left: Any, right: Any) -> Any:
+    """Whether both are empty, if one is."""
+    if (left and right) or not (whole(left) and whole(right)):
+        return NotImplemented
+    return not left and not right
 
 
 def _contained(left: Any, right: Any) -> Any:
     if isinstance(right, str):
         return left in right if isinstance(left, str) else NotImplemented
-    if isinstance(right, dict) and isinstance(left, str | int):
-        return True if left in right and left != REST else False if whole(right) else NotImplemented
-    if not isinstance(right, list | tuple):
+    if isinstance(right, dict):
+        return _is_key(left, right)
+    return _is_item(left, right) if isinstance(right, list | tuple) else NotImplemented
+
+
+def _is_key(left: Any, right: dict[Any, Any]) -> Any:
+    if not isinstance(left, str | int):
         return NotImplemented
+    return True if left in right and left != REST else False if whole(right) else NotImplemented
+
+
+def _is_item(left: Any, right: list[Any] | tuple[Any, ...]) -> Any:
     results = [_equal(left, item) for item in right]
     return True if any(one is True for one in results) else NotImplemented if NotImplemented in results else False
 
@@ -152,9 +165,8 @@ def _not(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 def _ordered(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def safe(left: Any, right: Any) -> Any:
-        is_number = all(isinstance(value, int | float) for value in (left, right))
-        is_text = all(isinstance(value, str) for value in (left, right))
-        return compare(left, right) if is_number or is_text else NotImplemented
+        is_ordered = are_all(int | float, (left, right)) or are_all(str, (left, right))
+        return compare(left, right) if is_ordered else NotImplemented
 
     return safe
 
@@ -176,7 +188,7 @@ COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
 def path(*parts: Any) -> Any:
     """`os.path.join`, with forward slashes."""
     known = [part for part in parts if part != ""]
-    if known and all(isinstance(part, Texts) for part in known):
+    if known and are_all(Texts, known):
         ends = [part.removesuffix("/") if isinstance(part, str) else part for part in known[:-1]]
         return joined("/", [*ends, known[-1]])
     return NotImplemented
@@ -200,11 +212,7 @@ def _chosen(choose: Callable[..., Any]) -> Callable[..., Any]:
     """`max` or `min`, of numbers."""
 
     def safe(*arguments: Any) -> Any:
-        return (
-            choose(arguments)
-            if arguments and all(isinstance(argument, int | float) for argument in arguments)
-            else NotImplemented
-        )
+        return choose(arguments) if arguments and are_all(int | float, arguments) else NotImplemented
 
     return safe
 
@@ -257,18 +265,14 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "max": _chosen(max),
     "min": _chosen(min),
     "len": _length,
-    "list": lambda *arguments: (
-        list(*arguments) if all(isinstance(one, list | tuple) for one in arguments) else (NotImplemented)
-    ),
-    "tuple": lambda *arguments: (
-        tuple(*arguments) if all(isinstance(one, list | tuple) for one in arguments) else (NotImplemented)
-    ),
+    "list": lambda *arguments: list(*arguments) if are_all(list | tuple, arguments) else NotImplemented,
+    "tuple": lambda *arguments: tuple(*arguments) if are_all(list | tuple, arguments) else NotImplemented,
 }
 
 
 def _of_text(method: str) -> Callable[..., Any]:
     def safe(owner: Any, *arguments: Any) -> Any:
-        if isinstance(owner, str) and all(isinstance(argument, str) for argument in arguments):
+        if are_all(str, (owner, *arguments)):
             try:
                 return getattr(owner, method)(*arguments)
             except (TypeError, ValueError):
@@ -295,7 +299,7 @@ def _of_dictionary(choose: Callable[[dict[Any, Any]], Any]) -> Callable[..., Any
 
 def _joined(owner: Any, *arguments: Any) -> Any:
     is_known_list = len(arguments) == 1 and _is_list(arguments[0]) and isinstance(owner, str)
-    if not is_known_list or not all(isinstance(item, str) for item in arguments[0]):
+    if not is_known_list or not are_all(str, arguments[0]):
         return NotImplemented
     return joined("", [sign for item in arguments[0] for sign in (owner, item)][1:])
 

@@ -23,17 +23,23 @@ def field_at(key: str) -> FieldInfo | None:
     """The field of the models that a key sets, or None if there is no such key."""
     root, *rest = key.split(".")
     if root in MODELS:
-        if len(rest) == 2 and rest[1] in MAIN:
-            return MODELS[root].model_fields.get(rest[1])
-        if len(rest) == 3 and rest[2] in SUBTABLES.get(rest[1], ()):
-            return MODELS[root].model_fields.get(field_of(rest[1], rest[2]))
-        return None
+        return MODELS[root].model_fields.get(_task_field(rest))
     model: type[BaseModel] | None = RollqSettings
     found: FieldInfo | None = None
     for part in (root, *rest):
         found = model.model_fields.get(part) if model else None
         model = _model(found) if found else None
     return found
+
+
+def _task_field(rest: list[str]) -> str:
+    """The name of the field of a task that a key sets, or "" if there is no such key."""
+    match rest:
+        case [_, key] if key in MAIN:
+            return key
+        case [_, table, key] if key in SUBTABLES.get(table, ()):
+            return field_of(table, key)
+    return ""
 
 
 def default_of(key: str) -> Any:

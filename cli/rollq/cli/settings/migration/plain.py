@@ -1,9 +1,10 @@
 """Values that TOML has. Pure."""
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from rollq.cli.settings.migration.readings import LARGEST
-from rollq.cli.settings.migration.values import Placeholder
+from rollq.cli.settings.migration.values import Placeholder, are_all
 
 MOST_PARTS: Final = 2_000
 DEEPEST: Final = 10
@@ -13,22 +14,26 @@ Place = tuple[str, ...]
 
 def is_plain(value: Any) -> bool:
     """Whether TOML has this value, and rollq would write it: it is not very large."""
-    left, depth = [(value, 0)], 0
-    parts = 0
+    left, parts = [(value, 0)], 0
     while left:
         one, depth = left.pop()
         parts += 1
-        if parts > MOST_PARTS or depth > DEEPEST:
+        inside = _inside(one)
+        if inside is None or parts > MOST_PARTS or depth > DEEPEST:
             return False
-        if isinstance(one, dict):
-            if not all(isinstance(key, str) for key in one):
-                return False
-            left += [(item, depth + 1) for item in one.values()]
-        elif isinstance(one, list | tuple):
-            left += [(item, depth + 1) for item in one[: MOST_PARTS + 1]]
-        elif (isinstance(one, int) and abs(one) >= LARGEST) or not isinstance(one, int | float | str):
-            return False
+        left += [(item, depth + 1) for item in inside]
     return True
+
+
+def _inside(value: Any) -> Iterable[Any] | None:
+    """The parts of a value; None if TOML does not have it."""
+    if isinstance(value, dict):
+        return value.values() if are_all(str, value) else None
+    if isinstance(value, list | tuple):
+        return value[: MOST_PARTS + 1]
+    if not isinstance(value, int | float | str):
+        return None
+    return None if isinstance(value, int) and abs(value) >= LARGEST else ()
 
 
 def without_unknown(value: Any) -> tuple[Any, list[tuple[Place, Any]]]:

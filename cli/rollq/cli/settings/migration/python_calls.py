@@ -2,14 +2,14 @@
 
 import ast
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 from typing import Any, Final
 
 from rollq.cli.settings.migration.expressions import FUNCTIONS, METHODS, whole, with_keys
 from rollq.cli.settings.migration.python_state import Returned, Scope, either
 from rollq.cli.settings.migration.python_values import MOST_NODES, Expressions, Frame, TooMuch, source
-from rollq.cli.settings.migration.values import REST, Function, Made, Named, Several, Unknown
+from rollq.cli.settings.migration.values import REST, Function, Made, Named, Several, Unknown, containers
 
 MOST_CALLS: Final = 10
 PURE: Final = frozenset(
@@ -29,13 +29,7 @@ class Calls(Expressions):
 
     def call(self, node: ast.Call) -> Any:
         name = source(node.func)
-        arguments = self.positional(node.args)
-        named: dict[Any, Any] = {}
-        for keyword in node.keywords:
-            if keyword.arg is None:
-                named = self.spread(self.value(keyword.value)) | named
-            else:
-                named[keyword.arg] = self.value(keyword.value)
+        arguments, named = self.positional(node.args), self._named(node.keywords)
         if name in _GETENV:
             return self._environment(name, arguments, named)
         function = self.value(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else Unknown("")
@@ -43,15 +37,27 @@ class Calls(Expressions):
             return self._called(function, arguments, named)
         value = self._known_call(node, name, function, arguments, named)
         if value is NotImplemented and name.rpartition(".")[2] not in (*PURE, *FUNCTIONS, *METHODS):
-            for part in (*arguments, *named.values()):
-                self.state.disturb(part, source(node))
-            if isinstance(node.func, ast.Attribute):
-                self.state.disturb(self.value(node.func.value), source(node))
+            self._disturb_objects(node, (*arguments, *named.values()))
         return self.made(value) if isinstance(value, dict) else value
+
+    def _disturb_objects(self, node: ast.Call, arguments: Iterable[Any]) -> None:
+        """Make unknown what a call could change: its arguments, and the owner of its method."""
+        owner = [self.value(node.func.value)] if isinstance(node.func, ast.Attribute) else []
+        for part in (*arguments, *owner):
+            self.state.disturb(part, source(node))
+
+    def _named(self, keywords: list[ast.keyword]) -> dict[Any, Any]:
+        named: dict[Any, Any] = {}
+        for keyword in keywords:
+            if keyword.arg is None:
+                named = self.spread(self.value(keyword.value)) | named
+            else:
+                named[keyword.arg] = self.value(keyword.value)
+        return named
 
     def _environment(self, name: str, arguments: list[Any], named: Mapping[Any, Any]) -> Any:
         default = arguments[1] if len(arguments) > 1 else named.get("default")
-        if not arguments or not isinstance(arguments[0], str) or any(isinstance(one, Several) for one in arguments):
+        if not arguments or not isinstance(arguments[0], str) or not whole(arguments):
             return NotImplemented
         if name.endswith("setdefault") and arguments[0] not in self.environ:
             self.state.write(self.environ, arguments[0], default)
@@ -59,24 +65,28 @@ class Calls(Expressions):
 
     def _known_call(self, node: ast.Call, name: str, function: Any, arguments: list[Any], named: dict[Any, Any]) -> Any:
         """A function of Python, a class of settings, or a method."""
-        match name, arguments:
-            case "setattr" | "delattr", [owner, field, *value] if len(value) < 2:
-                known = name == "setattr" and value
-                self.set_field(owner, field, value[0] if known else Unknown(source(node)))
-                return None
-            case "setattr" | "delattr", _:
-                return NotImplemented
-            case "dict", [] | [dict(), *_]:
-                return with_keys(arguments[0] if arguments else {}, named)
-            case "copy.copy" | "copy.deepcopy" | "deepcopy", [value]:
-                return self._copied(value, name)
+        value = self._built_in(node, name, arguments, named)
+        if value is not NotImplemented:
+            return value
         if name in FUNCTIONS:
-            return NotImplemented if named else _applied(FUNCTIONS[name], arguments)
+            return _applied(FUNCTIONS[name], arguments, named)
         last = (function.name if isinstance(function, Named) else name).rpartition(".")[2]
         if last[:1].isupper() and last.replace("_", "").isalnum():
             return self._of_class(last, arguments, named)
         if isinstance(node.func, ast.Attribute):
             return self._method(self.value(node.func.value), node.func.attr, arguments, named)
+        return NotImplemented
+
+    def _built_in(self, node: ast.Call, name: str, arguments: list[Any], named: dict[Any, Any]) -> Any:
+        match name, arguments:
+            case "setattr" | "delattr", [owner, field, *value] if len(value) < 2:
+                known = name == "setattr" and value
+                self.set_field(owner, field, value[0] if known else Unknown(source(node)))
+                return None
+            case "dict", [] | [dict(), *_]:
+                return with_keys(dict(*arguments[:1]), named)
+            case "copy.copy" | "copy.deepcopy" | "deepcopy", [value]:
+                return self._copied(value, name)
         return NotImplemented
 
     def _of_class(self, name: str, arguments: list[Any], named: dict[Any, Any]) -> Made:
@@ -93,55 +103,41 @@ class Calls(Expressions):
         if not isinstance(value, Made | dict | list | tuple):
             return value
         made = copy.deepcopy(value, {})
-        self._all_new(made, set())
+        for part in containers(made):
+            self.made(part)
         return made
 
-    def _all_new(self, value: Any, seen: set[int]) -> None:
-        value = value.fields if isinstance(value, Made) else value
-        if id(value) in seen or not isinstance(value, dict | list | tuple):
-            return
-        seen.add(id(value))
-        self.made(value)
-        for item in value.values() if isinstance(value, dict) else value:
-            self._all_new(item, seen)
-
     def _method(self, owner: Any, name: str, arguments: list[Any], named: dict[Any, Any]) -> Any:
-        if isinstance(owner, Made) and name in ("model_copy", "copy") and not arguments and named.keys() <= {
-            "update", "deep",
-        }:  # fmt: skip
-            update = named.get("update")
-            made = self._copied(owner, "copy.deepcopy" if named.get("deep") is True else "copy.copy")
-            made.fields = self.state.new(with_keys(made.fields, {} if update is None else self.spread(update)))
-            return made
-        if isinstance(owner, list) and not named:
-            return self.list_method(owner, name, arguments)
-        if isinstance(owner, dict) and name in ("update", "setdefault", "pop", "clear", "copy"):
-            return self.dict_method(owner, name, arguments, named)
-        return _applied(METHODS[name], [owner, *arguments]) if name in METHODS and not named else NotImplemented
+        match owner:
+            case Made():
+                return self._changed_copy(owner, name, arguments, named)
+            case list() if not named:
+                return self.list_method(owner, name, arguments)
+            case dict() if name in ("update", "setdefault", "pop", "clear", "copy"):
+                return self.dict_method(owner, name, arguments, named)
+        return _applied(METHODS[name], [owner, *arguments], named) if name in METHODS else NotImplemented
+
+    def _changed_copy(self, owner: Made, name: str, arguments: list[Any], named: dict[Any, Any]) -> Any:
+        """A copy of settings by pydantic."""
+        if name not in ("model_copy", "copy") or arguments or named.keys() - {"update", "deep"}:
+            return NotImplemented
+        update = named.get("update")
+        made = self._copied(owner, "copy.deepcopy" if named.get("deep") is True else "copy.copy")
+        made.fields = self.state.new(with_keys(made.fields, {} if update is None else self.spread(update)))
+        return made
 
     def list_method(self, owner: list[Any], name: str, arguments: list[Any]) -> Any:
         """The result of a method of a list, which changes."""
         match name, arguments:
-            case "append", [item]:
-                new: Any = [*owner, item]
-            case "extend", [list() | tuple() as items]:
-                new = [*owner, *items]
-            case "extend", [unknown]:
-                new = [*owner, Several(unknown.text if isinstance(unknown, Unknown) else "extend")]
-            case "insert", [int(place), item] if whole(owner):
-                new = [*owner[:place], item, *owner[place:]]
-            case "clear", []:
-                new = []
-            case "reverse", []:
-                new = owner[::-1]
             case "copy", []:
                 return self.state.new(owner.copy())
             case "pop", [] if owner and not isinstance(owner[-1], Several):
                 last = owner[-1]
                 self.state.rewrite(owner, owner[:-1])
                 return last
-            case _:
-                return NotImplemented
+        new = _changed(owner, name, arguments)
+        if new is None:
+            return NotImplemented
         if len(new) > MOST_NODES:
             raise TooMuch("too long a list")
         self.state.rewrite(owner, new)
@@ -151,30 +147,38 @@ class Calls(Expressions):
         """The result of a method of a dictionary, which changes."""
         match name, arguments:
             case "update", [] | [_]:
-                given = with_keys(self.spread(arguments[0]) if arguments else {}, named)
-                if REST in given:
-                    self._clear(owner)
-                for key, value in given.items():
-                    self.state.write(owner, key, value)
+                self._update(owner, with_keys(self.spread(arguments[0]) if arguments else {}, named))
                 return None
-            case "setdefault", [str() | int() as key, default] if key in owner or whole(owner):
-                if key not in owner:
-                    self.state.write(owner, key, default)
-                return owner[key]
-            case "pop", [str() | int() as key, *default] if key in owner or (default and whole(owner)):
-                value = owner[key] if key in owner else default[0]
-                self.state.remove(owner, key)
-                return value
+            case "setdefault", [str() | int() as key, default]:
+                return self._set_default(owner, key, default)
+            case "pop", [str() | int() as key, *default]:
+                return self._pop(owner, key, *default)
             case "clear", []:
-                self._clear(owner)
+                self.state.clear(owner)
                 return None
             case "copy", []:
                 return self.state.new(owner.copy())
         return NotImplemented
 
-    def _clear(self, owner: Scope) -> None:
-        for key in list(owner):
-            self.state.remove(owner, key)
+    def _update(self, owner: Scope, given: Scope) -> None:
+        if REST in given:
+            self.state.clear(owner)
+        for key, value in given.items():
+            self.state.write(owner, key, value)
+
+    def _set_default(self, owner: Scope, key: Any, default: Any) -> Any:
+        if key not in owner and not whole(owner):
+            return NotImplemented
+        if key not in owner:
+            self.state.write(owner, key, default)
+        return owner[key]
+
+    def _pop(self, owner: Scope, key: Any, *default: Any) -> Any:
+        if key not in owner and not (default and whole(owner)):
+            return NotImplemented
+        value = owner[key] if key in owner else default[0]
+        self.state.remove(owner, key)
+        return value
 
     def _called(self, function: Function, arguments: list[Any], named: dict[Any, Any]) -> Any:
         """The result of a function of the file."""
@@ -198,31 +202,62 @@ class Calls(Expressions):
         return either([*frame.returned, value])
 
 
+def _changed(items: list[Any], name: str, arguments: list[Any]) -> list[Any] | None:
+    """The list after one of its methods; None for another method or other arguments."""
+    match name, arguments:
+        case "append", [item]:
+            return [*items, item]
+        case "extend", [added]:
+            return [*items, *_added(added)]
+        case "insert", [int(place), item] if whole(items):
+            return [*items[:place], item, *items[place:]]
+        case "clear", []:
+            return []
+        case "reverse", []:
+            return items[::-1]
+    return None
+
+
+def _added(items: Any) -> Iterable[Any]:
+    if isinstance(items, list | tuple):
+        return items
+    return [Several(items.text if isinstance(items, Unknown) else "extend")]
+
+
 def _bound(function: Function, arguments: list[Any], named: dict[Any, Any]) -> Scope | None:
     """The names of a call, or None if it is not a valid one."""
     given = function.node.args
-    places = [argument.arg for argument in (*given.posonlyargs, *given.args)]
-    names = dict.fromkeys([*places, *(argument.arg for argument in given.kwonlyargs)])
-    first = list(takewhile(lambda argument: not isinstance(argument, Several), arguments))
-    has_several = len(first) < len(arguments)
-    scope: Scope = {name: Unknown(name) for name in names}
-    if not has_several and REST not in named:
+    places = _names(*given.posonlyargs, *given.args)
+    first = takewhile(lambda argument: not isinstance(argument, Several), arguments)
+    scope: Scope = {name: Unknown(name) for name in (*places, *_names(*given.kwonlyargs))}
+    extra = dict(named)
+    known = {name: extra.pop(name) for name in scope if name in extra}
+    if whole(arguments) and REST not in named:
         scope |= function.defaults
-    scope |= dict(zip(places, first, strict=False))
-    extra = {name: value for name, value in named.items() if name not in names}
+    stars = _starred(given, arguments[len(places) :], extra, has_several=not whole(arguments))
+    return None if stars is None else scope | dict(zip(places, first, strict=False)) | stars | known
+
+
+def _names(*arguments: ast.arg) -> list[str]:
+    return [argument.arg for argument in arguments]
+
+
+def _starred(given: ast.arguments, rest: list[Any], extra: Scope, *, has_several: bool) -> Scope | None:
+    """The values of `*args` and `**kwargs`, or None if there are too many arguments without them."""
+    stars: Scope = {}
     if given.vararg is not None:
-        scope[given.vararg.arg] = tuple(arguments[len(places) :])
-    elif len(arguments) > len(places) and not has_several:
+        stars[given.vararg.arg] = tuple(rest)
+    elif rest and not has_several:
         return None
     if given.kwarg is not None:
-        scope[given.kwarg.arg] = extra
+        stars[given.kwarg.arg] = extra
     elif extra.keys() - {REST}:
         return None
-    return scope | {name: value for name, value in named.items() if name not in extra}
+    return stars
 
 
-def _applied(function: Callable[..., Any], arguments: list[Any]) -> Any:
-    if any(isinstance(argument, Several) for argument in arguments):
+def _applied(function: Callable[..., Any], arguments: list[Any], named: Mapping[Any, Any]) -> Any:
+    if named or not whole(arguments):
         return NotImplemented
     try:
         return function(*arguments)

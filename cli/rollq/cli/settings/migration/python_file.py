@@ -172,14 +172,15 @@ class _Reader(Calls):
         if len(returned) == len(ends):
             raise Returned(either(returned))
         self.frame.returned += returned
-        others = [end for end in ends if not isinstance(end, Returned)]
-        lefts = [end for end in others if isinstance(end, Left)]
-        if not lefts:
-            return
-        if len({left.is_break for left in lefts}) > 1 or len(lefts) < len(others):
+        self._leave([end for end in ends if not isinstance(end, Returned)])
+
+    def _leave(self, ends: list[Ended | None]) -> None:
+        """Leave the loop if all branches do so in one way, or remember that they may."""
+        ways = {end.is_break if isinstance(end, Left) else None for end in ends}
+        if len(ways) > 1:
             self.frame.loops[-1] = True
-        if len(lefts) == len(others):
-            raise lefts[0]
+        if None not in ways:
+            raise next(end for end in ends if end)
 
     def match(self, node: ast.Match) -> None:
         self.value(node.subject)

@@ -6,9 +6,10 @@ field has a known value only if it is the same whichever of them ran.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Final, TypeVar
 
-from rollq.cli.settings.migration.values import REST, Made, Several, Unknown, same, shown
+from rollq.cli.settings.migration.values import REST, Several, Unknown, are_all, containers, same, shown
 
 Slot = tuple[int, Any]
 Scope = dict[Any, Any]
@@ -115,17 +116,14 @@ class State:
 
     def merge(self, outcomes: list[Outcome]) -> None:
         """Make the changes of one of several branches: a value that differs between them is unknown."""
+        slots = {}
         for outcome in outcomes:
             self._born[-1] |= outcome.born
-            for (owner, _), change in outcome.changes.items():
-                if owner in outcome.born:
+            for slot, change in outcome.changes.items():
+                if slot[0] in outcome.born:
                     self._set(change, change.value)
-        slots = {
-            slot: change
-            for outcome in outcomes
-            for slot, change in outcome.changes.items()
-            if slot[0] not in outcome.born
-        }
+                else:
+                    slots[slot] = change
         for slot, one in slots.items():
             now = Change(one.owner, one.key, _now(one))
             values = [outcome.changes.get(slot, now).value for outcome in outcomes]
@@ -142,22 +140,19 @@ class State:
             else:
                 self._set(before, Unknown(text))
 
-    def disturb(self, value: Any, text: str, seen: set[int] | None = None) -> None:
+    def disturb(self, value: Any, text: str) -> None:
         """Make an object and everything reachable from it unknown, because something unknown had it."""
-        seen = set() if seen is None else seen
-        if isinstance(value, Made):
-            value = value.fields
-        if id(value) in seen or not isinstance(value, dict | list | tuple):
-            return
-        seen.add(id(value))
-        for item in list(value.values()) if isinstance(value, dict) else value:
-            self.disturb(item, text, seen)
-        if isinstance(value, list):
-            self.rewrite(value, [Several(text)])
-        elif isinstance(value, dict):
-            for key in list(value):
-                self.remove(value, key)
-            self.write(value, REST, Unknown(text))
+        for part in containers(value):
+            if isinstance(part, list):
+                self.rewrite(part, [Several(text)])
+            elif isinstance(part, dict):
+                self.clear(part)
+                self.write(part, REST, Unknown(text))
+
+    def clear(self, owner: Scope) -> None:
+        """Remove all keys of a dictionary."""
+        for key in list(owner):
+            self.remove(owner, key)
 
     def _note(self, owner: Any, key: Any) -> None:
         slot = (id(owner), key if key is not _WHOLE else None)
@@ -190,13 +185,15 @@ def either(values: list[Any]) -> Any:
 def _either(values: list[Any]) -> Any:
     texts = list(dict.fromkeys("nothing" if value is _ABSENT else shown(value, 40) for value in values))
     text = " or ".join(texts[:4])
-    if not all(isinstance(value, list) for value in values):
+    if not are_all(list, values):
         return Unknown(text)
-    shared = 0
-    while all(len(value) > shared and same(value[shared], values[0][shared]) for value in values):
-        shared += 1
+    shared = len(list(takewhile(_are_same, zip(*values, strict=False))))
     left = next(value[shared:] for value in values if len(value) > shared)
-    return [*values[0][:shared], Several(text, left[0] if len(left) == 1 else None)]
+    return [*values[0][:shared], Several.of(text, left)]
+
+
+def _are_same(values: tuple[Any, ...]) -> bool:
+    return all(same(value, values[0]) for value in values)
 
 
 def _grown(before: list[Any], now: list[Any], text: str) -> list[Any]:

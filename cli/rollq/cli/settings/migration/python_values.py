@@ -99,12 +99,15 @@ class Expressions:
         elif isinstance(target, ast.Subscript):
             self._set_item(target, value)
         elif isinstance(target, ast.Tuple | ast.List):
-            is_starred = any(isinstance(part, ast.Starred) for part in target.elts)
-            known = isinstance(value, list | tuple) and whole(value) and len(value) == len(target.elts)
-            for place, part in enumerate(target.elts):
-                self.assign(part, value[place] if known and not is_starred else Unknown(source(target)))
+            self._unpack(target, value)
         elif isinstance(target, ast.Starred):
             self.assign(target.value, value)
+
+    def _unpack(self, target: ast.Tuple | ast.List, value: Any) -> None:
+        is_starred = any(isinstance(part, ast.Starred) for part in target.elts)
+        known = isinstance(value, list | tuple) and whole(value) and len(value) == len(target.elts)
+        for place, part in enumerate(target.elts):
+            self.assign(part, value[place] if known and not is_starred else Unknown(source(target)))
 
     def set_field(self, owner: Any, name: Any, value: Any) -> None:
         """Set a field of an object. A name of None is an unknown field."""
@@ -139,10 +142,13 @@ class Expressions:
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                     self.assign(ast.Name(name, ast.Store()), Unknown(text))
                 case ast.Call():
-                    for part in (*node.args, *(keyword.value for keyword in node.keywords)):
-                        self._disturb_root(part, text)
-                    if isinstance(node.func, ast.Attribute):
-                        self._disturb_root(node.func.value, text)
+                    self._disturb_call(node, text)
+
+    def _disturb_call(self, node: ast.Call, text: str) -> None:
+        for part in (*node.args, *(keyword.value for keyword in node.keywords)):
+            self._disturb_root(part, text)
+        if isinstance(node.func, ast.Attribute):
+            self._disturb_root(node.func.value, text)
 
     def _disturb_root(self, node: ast.expr, text: str) -> None:
         while isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
@@ -191,13 +197,18 @@ class Expressions:
     def subscript(self, node: ast.Subscript) -> Any:
         key, owner = self.value(node.slice), self._owner(node.value)
         if owner is self.environ:
-            found = METHODS["get"](owner, key)
-            return Placeholder(key) if found is None and isinstance(key, str) else found
-        is_readable = isinstance(owner, dict) or (isinstance(owner, list | tuple) and whole(owner))
+            return self._variable(key)
+        if not isinstance(owner, dict | str) and not (isinstance(owner, list | tuple) and whole(owner)):
+            return NotImplemented
         try:
-            return owner[key] if (is_readable or isinstance(owner, str)) and is_known(key) else NotImplemented
+            return owner[key] if is_known(key) else NotImplemented
         except (LookupError, TypeError):
             return NotImplemented
+
+    def _variable(self, name: Any) -> Any:
+        """An environment variable, which must be set."""
+        found = METHODS["get"](self.environ, name)
+        return Placeholder(name) if found is None and isinstance(name, str) else found
 
     def binary(self, node: ast.BinOp) -> Any:
         left, right, compute = self.value(node.left), self.value(node.right), BINARY.get(type(node.op))
@@ -309,8 +320,7 @@ class Expressions:
                 continue
             self._rounds(others, add, made)
             if items is None or None in tests:
-                new = made[before:]
-                made[before:] = [Several(source(first.iter), new[0] if len(new) == 1 else None)]
+                made[before:] = [Several.of(source(first.iter), made[before:])]
 
     def items(self, value: Any) -> list[Any] | None:
         """The items of a loop over a value, or None if that is unknown or too long."""

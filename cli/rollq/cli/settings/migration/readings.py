@@ -17,10 +17,17 @@ def whole_number(value: Any) -> int | None:
 
 def a_number(value: Any) -> float | None:
     """A number, or the text of one."""
-    if isinstance(value, str) and len(value) < 100 and _NUMBER.fullmatch(value):
-        return int(value) if value.lstrip("+-").isdigit() else float(value)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and (isinstance(value, float) or abs(value) < LARGEST) else None
+    if isinstance(value, str):
+        return _parsed(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if isinstance(value, float) or abs(value) < LARGEST else None
+
+
+def _parsed(text: str) -> float | None:
+    if len(text) >= 100 or not _NUMBER.fullmatch(text):
+        return None
+    return int(text) if text.lstrip("+-").isdigit() else float(text)
 
 
 def yes_or_no(value: Any) -> bool | None:

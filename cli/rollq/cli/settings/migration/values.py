@@ -1,7 +1,8 @@
 """Values in the settings of another system that are not known before it runs. Pure."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 REST: Final = "**"
 """The key, in a mapping, of what could set any other key: `RolloutConfig(**load())` has it."""
@@ -21,6 +22,11 @@ class Several(Unknown):
     """In a list: an unknown number of items. `like` is one of them, if they are made alike."""
 
     like: Any = field(default=None, compare=False)
+
+    @classmethod
+    def of(cls, text: str, items: list[Any]) -> Self:
+        """In the place of `items`, which are only an example."""
+        return cls(text, items[0] if len(items) == 1 else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,23 @@ def is_known(value: Any) -> bool:
     return not isinstance(value, Unknown | Placeholder | Named)
 
 
+def are_all(kind: Any, values: Iterable[Any]) -> bool:
+    """Whether all values are instances of `kind`, which `isinstance` takes."""
+    return all(isinstance(value, kind) for value in values)
+
+
+def containers(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """The dictionaries, lists and tuples in a value, and itself if it is one: each once, after those inside of it."""
+    seen = set() if seen is None else seen
+    value = value.fields if isinstance(value, Made) else value
+    if id(value) in seen or not isinstance(value, dict | list | tuple):
+        return
+    seen.add(id(value))
+    for item in list(value.values()) if isinstance(value, dict) else value:
+        yield from containers(item, seen)
+    yield value
+
+
 def same(left: Any, right: Any, nodes: int = 10_000) -> bool:
     """Whether two values are equal and of one type. Values of more than `nodes` parts count as different."""
     pairs = [(left, right)]
@@ -77,9 +100,9 @@ def same(left: Any, right: Any, nodes: int = 10_000) -> bool:
 def _pairs(one: Any, other: Any) -> list[tuple[Any, Any]] | None:
     """The parts of two values of one type that have to be the same, or None if the values differ."""
     if isinstance(one, Made):
-        return [(one.fields, other.fields)] if one.group == other.group else None
+        return [(one.group, other.group), (one.fields, other.fields)]
     if isinstance(one, dict):
-        return [(value, other[key]) for key, value in one.items()] if one.keys() == other.keys() else None
+        return list(zip(one.values(), map(other.get, one), strict=True)) if one.keys() == other.keys() else None
     if isinstance(one, list | tuple):
         return list(zip(one, other, strict=True)) if len(one) == len(other) else None
     return [] if one == other else None
@@ -99,22 +122,28 @@ def _text(value: Any, room: int) -> str:
         return value.name[: 2 * room]
     if isinstance(value, Made):
         return f"{value.group[:room]}(...)"
+    return _items(value, room) if isinstance(value, dict | list | tuple) else _scalar(value, room)
+
+
+def _scalar(value: Any, room: int) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and abs(value) >= LONGEST_NUMBER:
         return "a very long number"
-    if isinstance(value, dict | list | tuple):
-        return _items(value, room)
     return repr(value[: 2 * room] if isinstance(value, str | bytes) else value)
 
 
 def _items(value: Any, room: int) -> str:
-    start, end = ("{", "}") if isinstance(value, dict) else ("[", "]")
-    text = start
+    is_table = isinstance(value, dict)
+    text, end = "{}" if is_table else "[]"
     for place, item in enumerate(value):
         if len(text) >= room:
             break
         text += ", " if place else ""
-        text += f"{_text(item, 20) if not isinstance(item, str) else item}: " if isinstance(value, dict) else ""
-        text += _text(value[item] if isinstance(value, dict) else item, room - len(text))
+        text += _head(item) if is_table else ""
+        text += _text(value[item] if is_table else item, room - len(text))
     return text + end
+
+
+def _head(key: Any) -> str:
+    return f"{key if isinstance(key, str) else _text(key, 20)}: "

@@ -111,34 +111,37 @@ class _Resolver:
     def _text(self, text: str) -> Any:
         parts: list[Any] = [text]
         for _ in range(MOST_ROUNDS):
-            place = next((at for at, part in enumerate(parts) if _interpolates(part)), None)
-            match = _INNERMOST.search(parts[place]) if place is not None else None
-            if place is None or match is None:
+            place = [*map(_interpolates, parts), True].index(True)
+            match = _INNERMOST.search("".join(parts[place : place + 1]))
+            if match is None:
                 break
-            part, value = parts[place], self._one(match[1])
-            if len(parts) == 1 and match[0] == part:
-                if not _interpolates(value):
-                    return value
+            value = self._one(match[1])
+            if parts == [match[0]]:
                 parts = [value]
             else:
-                parts[place : place + 1] = _around(part, match, value, Unknown(text))
-        whole = joined("", [part for part in parts if part != ""])
+                parts[place : place + 1] = _around(parts[place], match, value, Unknown(text))
+        whole = parts[0] if len(parts) == 1 else joined("", parts)
         return Unknown(text) if whole is NotImplemented or _interpolates(whole) else whole
 
     def _one(self, inside: str) -> Any:
         """The value of one interpolation."""
         kind, colon, rest = inside.partition(":")
         if colon:
-            if kind.strip() == "oc.decode":
-                return _scalar(rest.strip())
-            name, comma, default = rest.partition(",")
-            if kind.strip() not in ("oc.env", "env"):
-                return Unknown("${" + inside + "}")
-            return _scalar(default.strip()) if comma else Placeholder(name.strip())
+            return _resolved(kind.strip(), rest)
         found: Any = self._data
         for part in inside.strip().split("."):
             found = found.get(part) if isinstance(found, dict) else None
         return Unknown("${" + inside + "}") if found is None or isinstance(found, dict | list) else found
+
+
+def _resolved(resolver: str, argument: str) -> Any:
+    """The value of an interpolation with a resolver of OmegaConf."""
+    if resolver == "oc.decode":
+        return _scalar(argument.strip())
+    if resolver not in ("oc.env", "env"):
+        return Unknown(f"${{{resolver}:{argument}}}")
+    name, comma, default = argument.partition(",")
+    return _scalar(default.strip()) if comma else Placeholder(name.strip())
 
 
 def _interpolates(value: Any) -> bool:
