@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from rollq.cli.settings.migration.keys import default_of, field_at, is_only_evaluated
 from rollq.cli.settings.migration.plain import without_unknown
 from rollq.cli.settings.migration.readings import a_number, a_text, whole_number, yes_or_no
-from rollq.cli.settings.migration.table import ABSENT, Setting, System
+from rollq.cli.settings.migration.table import Setting, System
 from rollq.cli.settings.migration.values import REST, Made, Placeholder, is_known, shown
 from rollq.cli.settings.migration.written import Path, Written
 
@@ -55,20 +55,15 @@ class Conversion:
     def take(self, given: Given, name: str) -> Any:
         """The value of a setting, or else the other system's default, or None. An unknown value counts as absent."""
         setting = self._setting(given, name)
-        default = None if setting is None or setting.default is ABSENT else setting.default
-        if name not in given.fields:
-            return default
-        value = given.fields[name]
-        if name in given.refused:
-            return default
-        if name in given.taken:
-            return value
-        given.taken.add(name)
-        if not is_known(value) and not isinstance(value, Placeholder) and (setting is None or setting.kind != "table"):
-            self.refuse(given, name, "known only when the file runs")
-            return default
-        self.converted += 1
-        return value
+        if name in given.fields and name not in given.taken:
+            given.taken.add(name)
+            if _is_readable(given.fields[name], setting):
+                self.converted += 1
+            else:
+                self.refuse(given, name, "known only when the file runs")
+        if name in given.fields and name not in given.refused:
+            return given.fields[name]
+        return None if setting is None else setting.known_default
 
     def whole(self, given: Given, name: str) -> int | None:
         """The whole number of a setting. Another value is a comment, and the default counts."""
@@ -113,35 +108,43 @@ class Conversion:
         self.written.comment(_shown(given, name), f"{problem}, so the default counts here{keys}")
 
     def put(self, given: Given, name: str, key: str, value: Any, at: Path = NOWHERE, note: str = "") -> None:
-        """Set a key to a value that a setting became. `at` is the table of the task or evaluation."""
+        """Set a key to a value that a setting became; None sets nothing. `at` is the table of a task or evaluation."""
         setting = self._setting(given, name)
         assert key in (setting.keys if setting else ()), f"{given.group}.{name} has no entry for {key}"
         if REST in given.fields and name not in given.fields:
-            note = f"{note + '; ' if note else ''}{UNREAD}"
-        self.set(key, value, at, note, f"{given.where}{name}")
+            note = _joined(note, UNREAD)
+        if value is not None:
+            self.set(key, value, at, note, f"{given.where}{name}")
+
+    def put_or_leave(self, given: Given, name: str, key: str, value: Any, reason: str) -> None:
+        """Set a key to a value that a setting became; None says why the setting has no equivalent."""
+        if value is None:
+            self.leave(given, name, reason)
+        else:
+            self.put(given, name, key, value)
 
     def set(self, key: str, value: Any, at: Path = NOWHERE, note: str = "", why: str = "") -> None:
         """Set a key. `why` is the setting that asks for it, for a comment if the key cannot have the value."""
         if isinstance(value, Placeholder):
-            note = f"{note + '; ' if note else ''}replace {value.text}: environment variables without a default"
+            note = _joined(note, f"replace {value.text}: environment variables without a default")
             value = value.text
         path = located(key, at)
-        typed = _typed(key, value)
+        typed, asked = _typed(key, value), why or ".".join(path)
         if typed is _UNFIT:
             self.to_replace, self.converted = self.to_replace + 1, self.converted - 1
             text = f"not of the type of {'.'.join(path)}, so the default counts here; replace it"
-            self.written.comment(f"{why or '.'.join(path)} = {shown(value)}", text)
+            self.written.comment(f"{asked} = {shown(value)}", text)
             return
         value, left_out = without_unknown(typed)
         for place, item in left_out:
             self.to_replace += 1
-            text = f"{why or '.'.join(path)}{''.join(f'[{part!r}]' for part in place)} = {shown(item)}"
+            text = f"{''.join([asked, *map('[{!r}]'.format, place)])} = {shown(item)}"
             self.written.comment(text, "known only when the file runs, or without a form in TOML; replace it")
         because = _refusal(path, value)
         if because is None:
             self.written.put(path, value, note)
         elif because:
-            self.written.comment(f"{why or '.'.join(path)} = {shown(value)}", f"none, because {because}")
+            self.written.comment(f"{asked} = {shown(value)}", f"none, because {because}")
 
     def copy(self, given: Given, at: Path = NOWHERE) -> None:
         """Copy every setting that the table says to copy, and defaults that differ from rollq's."""
@@ -211,6 +214,11 @@ class Conversion:
                 self.written.comment(f"{where} = {shown(item)}", setting.note or "its settings are unknown")
 
 
+def _is_readable(value: Any, setting: Setting | None) -> bool:
+    """Whether a value is known, or is a table whose settings may be."""
+    return is_known(value) or isinstance(value, Placeholder) or (setting is not None and setting.kind == "table")
+
+
 def _tables(where: str, setting: Setting, value: Any) -> list[tuple[str, Any]]:
     """The tables in the value of a setting, each with its place."""
     if isinstance(value, list):
@@ -218,6 +226,10 @@ def _tables(where: str, setting: Setting, value: Any) -> list[tuple[str, Any]]:
     if setting.is_named and isinstance(value, dict):
         return [(f"{where}.{name}", item) for name, item in value.items()]
     return [(where, value)]
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
 
 
 def _shown(given: Given, name: str) -> str:
@@ -237,13 +249,13 @@ _NUMBERS: Final = frozenset({bool, int, float, type(None)})
 
 def _typed(key: str, value: Any) -> Any:
     """A number as the key has it: 1 is true where that is meant, and 8.0 is 8. `_UNFIT` if it needs a number."""
-    field = field_at(key.replace("NAME", "x"))
-    if field is None or field.annotation is None or not isinstance(value, int | float | str):
+    annotation = getattr(field_at(key.replace("NAME", "x")), "annotation", None)
+    if annotation is None or not isinstance(value, int | float | str):
         return value
     try:
-        typed = TypeAdapter(field.annotation).validate_python(value, strict=True if value is True else None)
+        typed = TypeAdapter(annotation).validate_python(value, strict=value is True or None)
     except ValidationError:
-        return _UNFIT if _leaves(field.annotation) <= _NUMBERS else value
+        return _UNFIT if _leaves(annotation) <= _NUMBERS else value
     return typed if isinstance(typed, bool | int | float) else value
 
 

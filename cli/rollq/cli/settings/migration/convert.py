@@ -94,25 +94,29 @@ def _conversion(path: Path, text: str) -> Conversion:
 
 def _accepted(run: Conversion) -> str:
     """Turn keys into comments until rollq accepts the rest. Returns what it still refuses, or ""."""
-    written = run.written
     for _ in range(MOST_REFUSALS):
-        data, problems = flattened(written.data())
+        data, problems = flattened(run.written.data())
         if problems:
             return problems[0]
         try:
             settings = RollqSettings.model_validate(data)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = place_in_file(first["loc"])
-            path = next((path for path in written.values if path == tuple(map(str, place))[: len(path)]), None)
-            message = _sentence(first)
-            if path is None or path[-1] in _NEEDED:
-                return f"{'.'.join(map(str, place)) or 'rollq.toml'}: {message}"
-            written.drop(path, message)
-            run.to_replace += 1
+            if problem := _left_out(run, error.errors(include_url=False)[0]):
+                return problem
         else:
             return next(iter(changed_types(data, settings, place_in_file)), "")
     return "too many of its values are out of bounds"
+
+
+def _left_out(run: Conversion, error: Any) -> str:
+    """Turn the key of an error into a comment. Returns the error, if a run needs the key, or ""."""
+    written, place, message = run.written, place_in_file(error["loc"]), _sentence(error)
+    path = next((path for path in written.values if path == tuple(map(str, place))[: len(path)]), None)
+    if path is None or path[-1] in _NEEDED:
+        return f"{'.'.join(map(str, place)) or 'rollq.toml'}: {message}"
+    written.drop(path, message)
+    run.to_replace += 1
+    return ""
 
 
 _NEEDED: Final = ("run", "prompts", "batch_groups", "groups", "model", "output", "steps")

@@ -42,6 +42,11 @@ class Setting:
     is_named: bool = False
     """Of a table: whether it has tables by name."""
 
+    @property
+    def known_default(self) -> Any:
+        """The default, or None if the table has none."""
+        return None if self.default is ABSENT else self.default
+
 
 @dataclass(frozen=True, slots=True)
 class System:

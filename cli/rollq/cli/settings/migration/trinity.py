@@ -64,10 +64,10 @@ def convert(path: Path, data: dict[str, Any]) -> Conversion:
 def _names(run: Conversion, source: Source, path: Path) -> None:
     root = source.root
     parts = {name: text_of(run.take(root, name)) for name in ("project", "group", "name")}
-    title = "-".join(part for part in (parts["project"], parts["name"]) if part)
+    title = "-".join(filter(None, (parts["project"], parts["name"])))
     run.put(root, "name", "run", plain_name(title or path.stem, 64))
     folder = text_of(run.take(root, "checkpoint_root_dir"), "checkpoints")
-    output = "/".join([folder.rstrip("/") or "checkpoints", *(part for part in parts.values() if part)])
+    output = "/".join([folder.rstrip("/") or "checkpoints", *filter(None, parts.values())])
     has_variables = isinstance(root.fields.get("checkpoint_root_dir"), Placeholder)
     run.put(root, "checkpoint_root_dir", "trainer.output", Placeholder(output) if has_variables else output)
 
@@ -76,34 +76,34 @@ def _limits(run: Conversion, source: Source) -> Limits:
     """Prompt and response tokens. Trinity derives a missing one from the longest sequence."""
     names = ("max_model_len", "max_prompt_tokens", "max_response_tokens")
     whole, prompt, response = (run.whole(source.model, name) for name in names)
-    if whole is not None and response is None:
-        prompt = whole // 2 if prompt is None else prompt
-        response = whole - min(prompt, whole - 1)
-    elif whole is not None and prompt is None and response is not None:
-        prompt = whole - min(response, whole - 1)
+    if whole is not None:
+        prompt, response = _divided(whole, prompt, response)
     prompt, response = max(prompt or 2048, 1), max(response or 2048, 1)
     return Limits(whole or prompt + response, prompt, response)
 
 
+def _divided(whole: int, prompt: int | None, response: int | None) -> tuple[int, int]:
+    """Prompt and response tokens of a sequence of `whole` tokens."""
+    if response is None:
+        prompt = whole // 2 if prompt is None else prompt
+        return prompt, whole - min(prompt, whole - 1)
+    return whole - min(response, whole - 1) if prompt is None else prompt, response
+
+
 def _tasks(run: Conversion, source: Source, algorithm: Algorithm, limits: Limits) -> list[Place]:
     """The tables of tasks and evaluations. Returns the places of tasks."""
-    fields = source.input.fields
-    tasksets = [*_tables([fields.get("taskset")]), *_tables(fields.get("tasksets"))]
-    evaluations = _tables(fields.get("eval_tasksets"))
-    source.input.taken |= {"taskset", "tasksets", "eval_tasksets"}
-    if source.root.fields.get("mode") == "train" and algorithm.kind in OFFLINE:
-        tasksets = []
     places = [
         convert_taskset(run, source.input, source.model, source.engine, table, "tasks", algorithm, limits)
-        for table in tasksets
+        for table in _tasksets(source, algorithm)
     ]
     if not places:
         places = [offline_task(run, source.experience, algorithm, limits)]
     _filters(run, source.pipeline, places)
     _equal_rewards(run, source.algorithm, algorithm.advantage_arguments, places)
     _batches(run, source, places, algorithm)
-    for table in evaluations:
+    for table in _tables(source.input.fields.get("eval_tasksets")):
         convert_taskset(run, source.input, source.model, source.engine, table, "evaluations", algorithm, limits)
+    source.input.taken |= {"taskset", "tasksets", "eval_tasksets"}
     for name in ("default_workflow_type", "default_eval_workflow_type", "default_reward_fn_type"):
         run.take(source.input, name)
     if source.root.fields.get("mode") == "bench":
@@ -111,6 +111,14 @@ def _tasks(run: Conversion, source: Source, algorithm: Algorithm, limits: Limits
             (*places[0], "prompts"), "`rollq evaluate` runs the evaluations; rollq.toml needs a task as well"
         )
     return places
+
+
+def _tasksets(source: Source, algorithm: Algorithm) -> list[dict[str, Any]]:
+    """The tables of prompts to train on."""
+    fields = source.input.fields
+    if source.root.fields.get("mode") == "train" and algorithm.kind in OFFLINE:
+        return []
+    return [*_tables([fields.get("taskset")]), *_tables(fields.get("tasksets"))]
 
 
 def _tables(value: Any) -> list[dict[str, Any]]:
@@ -158,59 +166,58 @@ def _filters(run: Conversion, pipeline: Given, places: list[Place]) -> None:
     if not isinstance(operators, list):
         return
     pipeline.taken.add("operators")
-    for place, operator in enumerate(item for item in operators if isinstance(item, dict)):
+    for place, operator in enumerate(_tables(operators)):
         given = Given("OperatorConfig", operator, f"{pipeline.where}operators[{place}].")
         name = text_of(run.take(given, "name"))
-        for at in places if name in known else ():
-            filters = run.written.values.get((*at, "filters"), [])
-            run.put(given, "name", "tasks.NAME.filters", list(dict.fromkeys([*filters, known[name]])), at)
-        if name not in known:
+        if name in known:
+            _add_filter(run, given, "name", places, known[name])
+        else:
             run.leave(given, "name", "rollq has no such operator: write a filter, or a group judge that shapes rewards")
         run.rest(given)
+
+
+def _add_filter(run: Conversion, given: Given, setting: str, places: list[Place], name: str, note: str = "") -> None:
+    for at in places:
+        filters = run.written.values.get((*at, "filters"), [])
+        run.put(given, setting, "tasks.NAME.filters", list(dict.fromkeys([*filters, name])), at, note)
 
 
 def _equal_rewards(run: Conversion, given: Given, arguments: Arguments, places: list[Place]) -> None:
     """Groups that Trinity's advantages leave out."""
     threshold = arguments.number("std_threshold")
     arguments.rest()
-    for at in places if threshold is not None else ():
-        filters = run.written.values.get((*at, "filters"), [])
+    if threshold is not None:
         note = "" if threshold == 0 else f"of equal rewards; in Trinity of a deviation up to {threshold:g}"
-        run.put(
-            given,
-            "advantage_fn_args",
-            "tasks.NAME.filters",
-            list(dict.fromkeys([*filters, "zero_advantage"])),
-            at,
-            note,
-        )
+        _add_filter(run, given, "advantage_fn_args", places, "zero_advantage", note)
 
 
 def _staleness(run: Conversion, source: Source, at: Place) -> None:
-    sync = source.sync
+    interval = _interval(run, source.sync, at)
+    offset, style = run.whole(source.sync, "sync_offset") or 0, run.word(source.sync, "sync_style")
+    bound = _bound(run, source.algorithm)
+    if _is_offline(run, at):
+        return
+    if bound is not None:
+        steps, note = math.ceil(bound / interval), "in syncs, of staleness_control's steps"
+        run.put(source.algorithm, "sample_strategy_args", "tasks.NAME.max_staleness", steps, at, note)
+    elif style in (None, "fixed") or offset:
+        note = "" if offset % interval == 0 else f"{offset} steps in Trinity, in syncs of {interval}"
+        run.put(source.sync, "sync_offset", "tasks.NAME.max_staleness", math.ceil(offset / interval), at, note)
+    else:
+        run.set("tasks.NAME.max_staleness", 2, at, f"sync_style = {style} has no bound in Trinity; rollq needs one")
+
+
+def _interval(run: Conversion, sync: Given, at: Place) -> int:
+    """Steps between two syncs of the weights."""
     shared, own = run.whole(sync, "sync_interval"), run.whole(sync, "trainer_sync_interval")
     name, steps = ("trainer_sync_interval", own) if own is not None else ("sync_interval", shared)
     interval = max(steps or 1, 1)
     run.put(sync, name, "tasks.NAME.staleness.sync_weights_interval", interval, at)
-    offset, style = run.whole(sync, "sync_offset"), run.word(sync, "sync_style")
-    offset = offset or 0
-    bound = _bound(run, source.algorithm)
-    if (*at, "offline") in run.written.values:
-        return
-    if bound is not None:
-        run.put(
-            source.algorithm,
-            "sample_strategy_args",
-            "tasks.NAME.max_staleness",
-            math.ceil(bound / interval),
-            at,
-            "in syncs, of staleness_control's steps",
-        )
-    elif style in (None, "fixed") or offset:
-        note = "" if offset % interval == 0 else f"{offset} steps in Trinity, in syncs of {interval}"
-        run.put(sync, "sync_offset", "tasks.NAME.max_staleness", math.ceil(offset / interval), at, note)
-    else:
-        run.set("tasks.NAME.max_staleness", 2, at, f"sync_style = {style} has no bound in Trinity; rollq needs one")
+    return interval
+
+
+def _is_offline(run: Conversion, at: Place) -> bool:
+    return (*at, "offline") in run.written.values
 
 
 def _bound(run: Conversion, algorithm: Given) -> int | None:
@@ -227,26 +234,21 @@ def _bound(run: Conversion, algorithm: Given) -> int | None:
 
 
 def _duration(run: Conversion, source: Source, places: list[Place]) -> None:
-    steps = [(given, run.whole(given, "total_steps")) for given in (source.trainer, source.buffer)]
-    epochs = run.whole(source.buffer, "total_epochs")
-    known = [(given, value) for given, value in steps if (value or 0) > 0]
-    if known:
-        given, value = known[0]
-        run.put(given, "total_steps", "trainer.steps", value)
+    trainer, buffer = source.trainer, source.buffer
+    of_trainer, of_buffer = run.whole(trainer, "total_steps"), run.whole(buffer, "total_steps")
+    if steps := run.positive(trainer, "total_steps") or run.positive(buffer, "total_steps"):
+        run.put(trainer if steps == of_trainer else buffer, "total_steps", "trainer.steps", steps)
     else:
         run.set("trainer.steps", ENOUGH_STEPS, note=_end(run, places))
-    has_passes = (epochs or 0) > 0 and steps[1][1] is None
-    for at in places:
-        is_offline = (*at, "offline") in run.written.values
-        if has_passes and not is_offline:
-            run.put(source.buffer, "total_epochs", "tasks.NAME.curriculum.passes", epochs, at)
-        elif has_passes:
-            run.put(source.buffer, "total_epochs", "tasks.NAME.batches.max_uses", epochs, at)
+    epochs = run.positive(buffer, "total_epochs")
+    for at in places if of_buffer is None else ():
+        key = "tasks.NAME.batches.max_uses" if _is_offline(run, at) else "tasks.NAME.curriculum.passes"
+        run.put(buffer, "total_epochs", key, epochs, at)
 
 
 def _end(run: Conversion, places: list[Place]) -> str:
     """A note on the end of a run whose number of steps the file does not give."""
-    if all((*at, "offline") in run.written.values for at in places):
+    if all(_is_offline(run, at) for at in places):
         return "replace: the samples that you import x batches.max_uses / batch_groups"
     return "training ends after the passes over the prompts"
 
@@ -255,7 +257,7 @@ def _replaying(run: Conversion, replay: Given, places: list[Place]) -> None:
     """The order of batches from Trinity's priority queue."""
     enabled = run.flag(replay, "enable")
     for at in places if enabled else ():
-        if (*at, "offline") not in run.written.values:
+        if not _is_offline(run, at):
             run.put(replay, "enable", "tasks.NAME.batches.order", "newest", at)
 
 
@@ -263,7 +265,7 @@ def _watching(run: Conversion, source: Source) -> None:
     kind = run.word(source.monitor, "monitor_type")
     if kind in ("tensorboard", "wandb", "mlflow"):
         run.put(source.monitor, "monitor_type", "trainer.trackers", [kind])
-    elif "monitor_type" in source.monitor:
+    else:
         run.leave(source.monitor, "monitor_type", "rollq has tensorboard, wandb and mlflow")
     project = text_of(source.root.fields.get("project"))
     if project and kind in ("wandb", "mlflow"):

@@ -52,8 +52,26 @@ DEFAULTS: Final[dict[str, tuple[int, str, str, str]]] = {
 """Algorithm -> its default of `repeat_times`, policy loss, advantage function and KL loss."""
 KL: Final = {"k2": "k2", "k3": "k3", "low_var_kl": "k3", "corrected_k3": "k3_unbiased"}
 AGGREGATIONS: Final = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum": "constant"}
+CLIPS: Final = {"ppo": (0.2, 0.2, "token-mean"), "gspo": (3e-4, 4e-4, "seq-mean-token-mean")}
+"""Loss with a clip -> Trinity's defaults of its lower and upper range and of `loss_agg_mode`."""
+PLAIN: Final = {
+    "topr": ("topr", "for samples of any age, as in Trinity"),
+    "importance_sampling": ("reinforce", "-ratio x advantage, without a clip"),
+}
+"""Loss without arguments -> its preset and a note."""
+RECS: Final = {
+    ("one-side", "none"): ("rec", ""), ("gspo-one-side", "none"): ("rec", ""),
+    ("one-side", "importance_sampling"): ("ppo", "the same gradient as rec's"),
+    ("none", "importance_sampling"): ("reinforce", ""),
+}  # fmt: skip
+"""`clip_mode` and `weight` of rec -> the preset with the same gradient and a note."""
 LOSS: Final = "trainer.loss."
 ADVANTAGES: Final = "trainer.advantages."
+BASELINES: Final = {
+    "rloo": ("leave_one_out", "none", ""),
+    "reinforceplusplus": ("batch", "batch", "Trinity whitens over tokens, rollq over samples"),
+}
+"""Advantage function without arguments -> baseline, scale, and a note."""
 
 
 def convert_algorithm(run: Conversion, given: Given) -> Algorithm:
@@ -101,39 +119,28 @@ def _imitation(run: Conversion, given: Given, algorithm: Algorithm) -> None:
 
 def _loss(run: Conversion, given: Given, algorithm: Algorithm) -> None:
     match algorithm.loss:
-        case "ppo":
-            _ppo(run, given, algorithm, "ppo", "token-mean")
-        case "gspo":
-            _ppo(run, given, algorithm, "gspo", "seq-mean-token-mean")
+        case "ppo" | "gspo":
+            _ppo(run, given, algorithm, algorithm.loss)
         case "mix":
             _mix(run, given, algorithm)
         case "cispo":
             high = _number(algorithm, "clip_range_high", 0.28)
             _preset(run, given, "cispo")
             run.put(given, "policy_loss_fn_args", f"{LOSS}ratio_cap", 1 + high)
-            _aggregation(run, given, algorithm, "token-mean")
+            _aggregation(run, given, algorithm)
         case "sapo":
             _preset(run, given, "sapo", "rollq scales terms by 4 / temperature, as the paper; Trinity does not")
             run.put(given, "policy_loss_fn_args", f"{LOSS}sapo_positive", _number(algorithm, "tau_pos", 1.0))
             run.put(given, "policy_loss_fn_args", f"{LOSS}sapo_negative", _number(algorithm, "tau_neg", 1.05))
-            _aggregation(run, given, algorithm, "token-mean")
-        case "topr":
-            _preset(run, given, "topr", "for samples of any age, as in Trinity")
-            _aggregation(run, given, algorithm, "token-mean")
-        case "importance_sampling":
-            _preset(run, given, "reinforce", "-ratio x advantage, without a clip")
-            _aggregation(run, given, algorithm, "token-mean")
+            _aggregation(run, given, algorithm)
+        case "topr" | "importance_sampling":
+            _preset(run, given, *PLAIN[algorithm.loss])
+            _aggregation(run, given, algorithm)
         case "rec":
             _rec(run, given, algorithm)
         case other:
-            name = "policy_loss_fn" if "policy_loss_fn" in given else "algorithm_type"
-            run.put(
-                given,
-                name,
-                f"{LOSS}preset",
-                dotted(other, "losses"),
-                note=f"{other} in Trinity: write this function, or a loop: docs/guide/losses.md",
-            )
+            note = f"{other} in Trinity: write this function, or a loop: docs/guide/losses.md"
+            _preset(run, given, dotted(other, "losses"), note)
             algorithm.arguments.rest(f"it is an argument of {other}, and rollq gives a custom function none")
 
 
@@ -147,9 +154,9 @@ def _number(algorithm: Algorithm, name: str, default: float) -> float:
     return default if value is None else float(value)
 
 
-def _ppo(run: Conversion, given: Given, algorithm: Algorithm, preset: str, aggregation: str) -> None:
+def _ppo(run: Conversion, given: Given, algorithm: Algorithm, preset: str) -> None:
     _preset(run, given, preset)
-    low, high = (0.2, 0.2) if preset == "ppo" else (3e-4, 4e-4)
+    low, high, aggregation = CLIPS[preset]
     both = algorithm.arguments.number("clip_range")
     low, high = (low, high) if both is None else (both, both)
     name = "policy_loss_fn_args"
@@ -163,24 +170,19 @@ def _ppo(run: Conversion, given: Given, algorithm: Algorithm, preset: str, aggre
     _aggregation(run, given, algorithm, aggregation)
 
 
-def _aggregation(run: Conversion, given: Given, algorithm: Algorithm, default: str) -> None:
+def _aggregation(run: Conversion, given: Given, algorithm: Algorithm, default: str = "token-mean") -> None:
     mode = run.word(given, "loss_agg_mode") or a_text(algorithm.arguments.get("loss_agg_mode")) or default
     if mode in AGGREGATIONS:
         run.put(given, "loss_agg_mode", f"{LOSS}aggregation", AGGREGATIONS[mode])
         if mode == "seq-mean-token-sum":
             run.put(given, "loss_agg_mode", f"{LOSS}constant_tokens", 1)
     elif mode == "seq-mean-token-sum-norm":
-        run.put(
-            given,
-            "loss_agg_mode",
-            f"{LOSS}aggregation",
-            "constant",
-            note="set constant_tokens; Trinity does not divide by the number of samples",
-        )
+        note = "set constant_tokens; Trinity does not divide by the number of samples"
+        run.put(given, "loss_agg_mode", f"{LOSS}aggregation", "constant", note=note)
 
 
 def _mix(run: Conversion, given: Given, algorithm: Algorithm) -> None:
-    _ppo(run, given, algorithm, "ppo", "token-mean")
+    _ppo(run, given, algorithm, "ppo")
     mu = min(max(_number(algorithm, "mu", 0.1), 0.0), 0.999)
     run.written.note(
         ("trainer", "loss", "preset"),
@@ -193,21 +195,13 @@ def _mix(run: Conversion, given: Given, algorithm: Algorithm) -> None:
 def _rec(run: Conversion, given: Given, algorithm: Algorithm) -> None:
     clip, weight = (a_text(algorithm.arguments.get(name, "none")) or "" for name in ("clip_mode", "weight"))
     low, high = _number(algorithm, "epsilon_low", 0.2), _number(algorithm, "epsilon_high", 0.2)
-    presets = {
-        ("one-side", "none"): "rec", ("gspo-one-side", "none"): "rec", ("one-side", "importance_sampling"): "ppo",
-        ("none", "importance_sampling"): "reinforce",
-    }  # fmt: skip
-    preset = presets.get((clip, weight))
-    if preset is None:
-        _preset(
-            run,
-            given,
-            "losses.rec",
-            f"rec with clip_mode {clip} and weight {weight}: write this function: docs/guide/losses.md",
-        )
+    if (clip, weight) not in RECS:
+        note = f"rec with clip_mode {clip} and weight {weight}: write this function: docs/guide/losses.md"
+        _preset(run, given, "losses.rec", note)
         algorithm.arguments.rest("it is an argument of rec, and rollq gives a custom function none")
         return
-    _preset(run, given, preset, "the same gradient as rec's" if preset == "ppo" else "")
+    preset, note = RECS[clip, weight]
+    _preset(run, given, preset, note)
     if preset != "reinforce":
         run.put(given, "policy_loss_fn_args", f"{LOSS}clip_low", min(low, 0.999999))
         run.put(given, "policy_loss_fn_args", f"{LOSS}clip_high", high)
@@ -219,8 +213,8 @@ def _rec(run: Conversion, given: Given, algorithm: Algorithm) -> None:
             "algorithm.policy_loss_fn_args.regularizer",
             "none, because rollq pulls towards the initial model only: trainer.loss.kl",
         )
-    for name in ("regularizer_coef", "temp", "epsilon_low_prime", "epsilon_high_prime"):
-        algorithm.arguments.get(name)  # without effect here: of a regularizer, of weights by advantage, of a ring
+    # without effect here: of a regularizer, of weights by advantage, of a ring
+    algorithm.arguments.asked |= {"regularizer_coef", "temp", "epsilon_low_prime", "epsilon_high_prime"}
 
 
 def _old_logprobs(run: Conversion, given: Given) -> None:
@@ -247,16 +241,9 @@ def _kl(run: Conversion, given: Given, algorithm: Algorithm) -> None:
     arguments, penalty = Arguments.of(run, given, "kl_loss_fn_args"), run.word(given, "kl_penalty_fn")
     in_reward = Arguments.of(run, given, "kl_penalty_fn_args")
     weight, share = arguments.number("kl_coef"), in_reward.number("kl_coef") or 0.001
-    weight = 0.001 if weight is None else weight
     for each in (arguments, in_reward):
         each.rest()
-    if algorithm.kl in KL and weight > 0:
-        run.put(given, "kl_loss_fn_args", f"{LOSS}kl_coefficient", float(weight))
-        run.put(given, "kl_loss_fn", f"{LOSS}kl", KL[algorithm.kl])
-    elif algorithm.kl not in (*KL, "none") and weight:
-        run.leave(
-            given, "kl_loss_fn", "its gradient does not pull towards the initial model; k2 and k3 do: trainer.loss.kl"
-        )
+    _kl_in_loss(run, given, algorithm.kl, 0.001 if weight is None else weight)
     if penalty in (None, "none"):
         return
     if penalty == "k1" and ("trainer", "loss", "kl") not in run.written.values:
@@ -266,39 +253,50 @@ def _kl(run: Conversion, given: Given, algorithm: Algorithm) -> None:
         run.leave(given, "kl_penalty_fn", "rollq has k1 in the reward, and one term of KL")
 
 
+def _kl_in_loss(run: Conversion, given: Given, kl: str, weight: float) -> None:
+    if kl in KL and weight > 0:
+        run.put(given, "kl_loss_fn_args", f"{LOSS}kl_coefficient", float(weight))
+        run.put(given, "kl_loss_fn", f"{LOSS}kl", KL[kl])
+    elif kl not in (*KL, "none") and weight:
+        run.leave(
+            given, "kl_loss_fn", "its gradient does not pull towards the initial model; k2 and k3 do: trainer.loss.kl"
+        )
+
+
 def _advantages(run: Conversion, given: Given, algorithm: Algorithm) -> None:
     arguments = algorithm.advantage_arguments
     name = "advantage_fn" if "advantage_fn" in given else "algorithm_type"
     eps = arguments.number("epsilon")
     match algorithm.advantage:
         case "grpo" | "grpo_verl":
-            run.set(f"{ADVANTAGES}deviation", "sample", note="torch.std divides by n - 1")
-            run.put(
-                given,
-                "advantage_fn_args",
-                f"{ADVANTAGES}eps",
-                eps if eps is not None and eps > 0 else 1e-6,
-            )
-            if arguments.get("std_cal_level") == "batch":
-                run.put(given, "advantage_fn_args", f"{ADVANTAGES}scale", "batch")
-        case "rloo":
-            run.put(given, name, f"{ADVANTAGES}baseline", "leave_one_out")
-            run.put(given, name, f"{ADVANTAGES}scale", "none")
+            _grpo(run, given, arguments, eps)
         case "rec":
             scale = "group" if arguments.get("std_normalize") else "none"
             run.put(given, "advantage_fn_args", f"{ADVANTAGES}scale", scale)
         case "opmd" if arguments.get("opmd_baseline", "mean") == "mean":
             run.put(given, name, f"{ADVANTAGES}scale", "none")
-        case "reinforceplusplus":
-            run.put(
-                given, name, f"{ADVANTAGES}baseline", "batch", note="Trinity whitens over tokens, rollq over samples"
-            )
-            run.put(given, name, f"{ADVANTAGES}scale", "batch")
         case "step_wise_grpo":
             run.set(f"{ADVANTAGES}deviation", "sample", note="a sample's reward is for all of its turns, as in Trinity")
         case other:
-            reason = f"{other} needs a loop with Batch.with_token_advantages: docs/guide/own-loop.md"
-            run.leave(given, name, reason)
-            run.set(f"{ADVANTAGES}baseline", "group", note=f"GRPO's, and not Trinity's: {reason}")
-            arguments.get("std_threshold")
-            arguments.rest(f"it is an argument of {other}")
+            _baseline(run, given, name, other, arguments)
+
+
+def _grpo(run: Conversion, given: Given, arguments: Arguments, eps: float | None) -> None:
+    run.set(f"{ADVANTAGES}deviation", "sample", note="torch.std divides by n - 1")
+    run.put(given, "advantage_fn_args", f"{ADVANTAGES}eps", eps if eps is not None and eps > 0 else 1e-6)
+    if arguments.get("std_cal_level") == "batch":
+        run.put(given, "advantage_fn_args", f"{ADVANTAGES}scale", "batch")
+
+
+def _baseline(run: Conversion, given: Given, name: str, advantage: str, arguments: Arguments) -> None:
+    """The baseline and scale of advantages without arguments, or GRPO's in the place of those that rollq lacks."""
+    if advantage in BASELINES:
+        baseline, scale, note = BASELINES[advantage]
+        run.put(given, name, f"{ADVANTAGES}baseline", baseline, note=note)
+        run.put(given, name, f"{ADVANTAGES}scale", scale)
+        return
+    reason = f"{advantage} needs a loop with Batch.with_token_advantages: docs/guide/own-loop.md"
+    run.leave(given, name, reason)
+    run.set(f"{ADVANTAGES}baseline", "group", note=f"GRPO's, and not Trinity's: {reason}")
+    arguments.get("std_threshold")
+    arguments.rest(f"it is an argument of {advantage}")

@@ -1,5 +1,6 @@
 """Trinity-RFT's rollout model as `[worker]`."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from rollq.cli.settings.migration.conversion import Conversion, Given
@@ -13,6 +14,7 @@ ENGINE_ARGS: Final = {
     "gpu_memory_utilization": None, "seed": 0,
 }  # fmt: skip
 """Setting of a rollout model and vLLM's argument -> vLLM's default. A default value is left out."""
+_READERS: Final[dict[type, Callable[[Conversion, Given, str], Any]]] = {bool: Conversion.flag, int: Conversion.whole}
 
 
 def convert_engine(run: Conversion, source: Source, limits: Limits) -> None:
@@ -22,9 +24,7 @@ def convert_engine(run: Conversion, source: Source, limits: Limits) -> None:
     has_servers = run.flag(source.external, "enable")
     kind = "external" if has_servers else kind
     path = text_of(model, "model")
-    hub = "a folder of the model: download it from the Hub" if _is_of_hub(path) else ""
-    path_note = f"replace {path}: environment variables without a default" if isinstance(model, Placeholder) else hub
-    run.put(source.model, "model_path", "trainer.model", path, note=path_note)
+    run.put(source.model, "model_path", "trainer.model", path, note=_note(model, path))
     if kind == "sglang":
         run.put(engine, "engine_type", "worker.engine", "sglang", note="start SGLang's servers, and name them in urls")
         run.set("worker.options", {"urls": ["http://127.0.0.1:30000"], "push_model": path})
@@ -41,13 +41,20 @@ def convert_engine(run: Conversion, source: Source, limits: Limits) -> None:
     _attempts(run, source)
 
 
+def _note(model: Any, path: str) -> str:
+    """The remedy for the path of a model that is not a folder yet."""
+    if isinstance(model, Placeholder):
+        return f"replace {path}: environment variables without a default"
+    return "a folder of the model: download it from the Hub" if _is_of_hub(path) else ""
+
+
 def _arguments(run: Conversion, engine: Given, limits: Limits) -> dict[str, Any]:
     """The arguments of vLLM."""
     args: dict[str, Any] = {"max_model_len": limits.whole}
     for name, default in ENGINE_ARGS.items():
-        read = run.flag if isinstance(default, bool) else run.number if default is None else run.whole
-        value = read(engine, name)
-        if value is not None and value != default:
+        read = _READERS.get(type(default), Conversion.number)
+        value = read(run, engine, name)
+        if value not in (None, default):
             args[name] = value
     extra, longest = run.take(engine, "extra_engine_args"), run.whole(engine, "max_model_len")
     if longest is not None:
@@ -62,6 +69,8 @@ def _is_of_hub(path: str) -> bool:
 
 def _attempts(run: Conversion, source: Source) -> None:
     tries = run.whole(source.explorer, "max_retry_times")
-    for path in [path[:2] for path in run.written.values if path[0] == "tasks" and path[2:] == ("group_size",)]:
-        if tries is not None and "max_retry_times" in source.explorer and (*path, "offline") not in run.written.values:
+    if tries is None or "max_retry_times" not in source.explorer:
+        return
+    for path in run.written.tasks():
+        if (*path, "offline") not in run.written.values:
             run.put(source.explorer, "max_retry_times", "tasks.NAME.limits.max_tries", tries + 1, path)

@@ -36,12 +36,8 @@ OWN_PROMPT: Final = frozenset(
     {"math_workflow", "async_math_workflow", "math_boxed_workflow", "async_math_boxed_workflow", "math_eval_workflow"}
 )
 """Workflows with a system prompt, if the format has none."""
-JUDGES: Final = {
-    "math_reward": "math",
-    "math_boxed_reward": "math",
-    "accuracy_reward": "math",
-    "math_dapo_reward": "math",
-}
+JUDGES: Final = frozenset({"math_reward", "math_boxed_reward", "accuracy_reward", "math_dapo_reward"})
+"""Reward functions that are rollq's judge `math`."""
 _PAIRS: Final = (
     "DPO in Trinity: `rollq train` has no loss of pairs, and this only imitates; examples/losses/dpo.py has it"
 )
@@ -59,9 +55,9 @@ def convert_taskset(
     limits: Limits,
 ) -> Place:
     """One table of a task or an evaluation. Returns its place."""
-    title = table.get("name") if isinstance(table.get("name"), str) else ""
-    at = (root, _name(run, str(title or ("taskset" if root == "tasks" else "eval_taskset"))))
-    given = Given("TasksetConfig", table, f"{owner.where}{'taskset' if root == 'tasks' else 'eval_tasksets'}[{at[1]}].")
+    setting = "taskset" if root == "tasks" else "eval_tasksets"
+    at = (root, _name(run, a_text(table.get("name")) or setting.removesuffix("s")))
+    given = Given("TasksetConfig", table, f"{owner.where}{setting}[{at[1]}].")
     form = _below(given, "format", "FormatConfig")
     sampling = _below(given, "rollout_args", "GenerationConfig")
     selector = _below(given, "data_selector" if "data_selector" in given else "task_selector", "DataSelectorConfig")
@@ -154,10 +150,10 @@ def _sampling(run: Conversion, model: Given, engine: Given, sampling: Given, at:
         ("min_response_tokens", "tasks.NAME.sampling.min_tokens"),
         ("repetition_penalty", "tasks.NAME.sampling.repetition_penalty"),
     ):
-        if name in model and (value := run.number(model, name)) is not None:
-            run.put(model, name, key, value, at)
-    if "ignore_eos" in engine and (ends := run.flag(engine, "ignore_eos")) is not None:
-        run.put(engine, "ignore_eos", "tasks.NAME.sampling.ignore_eos", ends, at)
+        if name in model:
+            run.put(model, name, key, run.number(model, name), at)
+    if "ignore_eos" in engine:
+        run.put(engine, "ignore_eos", "tasks.NAME.sampling.ignore_eos", run.flag(engine, "ignore_eos"), at)
 
 
 def _choice_of_tokens(run: Conversion, given: Given, name: str, key: str, at: Place) -> None:
@@ -186,55 +182,45 @@ def _workflow(run: Conversion, owner: Given, given: Given, form: Given, at: Plac
     common = "default_workflow_type"
     if at[0] == "evaluations" and owner.fields.get("default_eval_workflow_type"):
         common = "default_eval_workflow_type"
-    own = run.word(given, "default_workflow_type")
-    name = own if own is not None else a_text(owner.fields.get(common))
-    if isinstance(name, str) and name not in ONE_TURN:
-        loop = dotted(name.rpartition(".")[2].removesuffix("_workflow"), "loops")
-        run.set(
-            "tasks.NAME.agent_loop",
-            loop,
-            at,
-            f"{name} in Trinity: write this loop, or an environment: docs/guide/agents.md",
-        )
-        if run.written.values.pop((*at, "rows", "tools_field"), None) is not None:
-            run.leave(form, "tools_key", f"{loop} gives the model its tools; rows have tools for one turn only")
+    name = _own_or_common(run, given, "default_workflow_type", owner.fields.get(common))
+    if name is not None and name not in ONE_TURN:
+        _custom_loop(run, form, name, at)
     if name in OWN_PROMPT and "system_prompt" not in form:
         run.written.note((*at, "prompts"), f"{name} has a system prompt in its code: set rows.system_prompt")
     _judge(run, owner, given, name, at)
 
 
+def _custom_loop(run: Conversion, form: Given, workflow: str, at: Place) -> None:
+    loop = dotted(workflow.rpartition(".")[2].removesuffix("_workflow"), "loops")
+    note = f"{workflow} in Trinity: write this loop, or an environment: docs/guide/agents.md"
+    run.set("tasks.NAME.agent_loop", loop, at, note)
+    if run.written.values.pop((*at, "rows", "tools_field"), None) is not None:
+        run.leave(form, "tools_key", f"{loop} gives the model its tools; rows have tools for one turn only")
+
+
+def _own_or_common(run: Conversion, given: Given, name: str, common: Any) -> str | None:
+    """The text of a setting of a taskset, or else of the one for all tasksets."""
+    own = run.word(given, name)
+    return a_text(common) if own is None else own
+
+
 def _judge(run: Conversion, owner: Given, given: Given, workflow: Any, at: Place) -> None:
-    own = run.word(given, "default_reward_fn_type")
-    name = own if own is not None else a_text(owner.fields.get("default_reward_fn_type"))
-    if name in JUDGES or (not isinstance(name, str) and isinstance(workflow, str) and workflow in OWN_PROMPT):
-        note = (
-            "Trinity's math_reward also rewards the format <think>...</think><answer>...</answer>"
-            if name in ("math_reward", None)
-            else ""
-        )
-        run.set("tasks.NAME.judge", "math", at, note)
+    name = _own_or_common(run, given, "default_reward_fn_type", owner.fields.get("default_reward_fn_type"))
+    if name in JUDGES or (name is None and workflow in OWN_PROMPT):
+        note = "Trinity's math_reward also rewards the format <think>...</think><answer>...</answer>"
+        run.set("tasks.NAME.judge", "math", at, note if name in ("math_reward", None) else "")
         if name == "math_dapo_reward":
             _overlong(run, given, at)
         return
-    if isinstance(name, str):
-        judge = dotted(name.rpartition(".")[2], "judges")
-        run.take(given, "reward_fn_args")
-        run.leave(given, "reward_fn_args", f"they are the arguments of {judge}, which you write")
-        run.set(
-            "tasks.NAME.judge",
-            judge,
-            at,
-            f"{name} in Trinity: write this function: docs/guide/judges.md",
-        )
+    if name is None:
+        judge = "judges.reward"
+        note = "the workflow gives the rewards in Trinity: write this function, or have the loop give them"
     else:
-        run.take(given, "reward_fn_args")
-        run.leave(given, "reward_fn_args", "they are the arguments of judges.reward, which you write")
-        run.set(
-            "tasks.NAME.judge",
-            "judges.reward",
-            at,
-            "the workflow gives the rewards in Trinity: write this function, or have the loop give them",
-        )
+        judge = dotted(name.rpartition(".")[2], "judges")
+        note = f"{name} in Trinity: write this function: docs/guide/judges.md"
+    run.take(given, "reward_fn_args")
+    run.leave(given, "reward_fn_args", f"they are the arguments of {judge}, which you write")
+    run.set("tasks.NAME.judge", judge, at, note)
 
 
 def _overlong(run: Conversion, given: Given, at: Place) -> None:

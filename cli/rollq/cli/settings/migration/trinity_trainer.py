@@ -18,22 +18,16 @@ def convert_learning(run: Conversion, source: Source, limits: Limits) -> None:
     run.copy(optimizer)
     run.copy(source.model)
     for given, name in ((optimizer, "clip_grad"), (source.trainer, "grad_clip")):
-        value = run.number(given, name)
-        if name in given and value is not None:
-            run.put(given, name, "trainer.gradient_clip", value)
+        if name in given:
+            run.put(given, name, "trainer.gradient_clip", run.number(given, name))
     _schedule(run, optimizer)
     _warm_up(run, optimizer)
     run.set("trainer.device", "cuda")
     run.set("trainer.dtype", "bfloat16")
-    tokens = run.whole(source.trainer, "max_token_len_per_gpu")
-    tokens = 2 * limits.whole if tokens is None else tokens
-    longest = max((_longest(run, path[:2]) for path in run.written.values if path[0] == "tasks"), default=0)
-    note = f"{tokens} in Trinity; rollq needs room for a whole sample" if tokens < longest else ""
-    run.put(source.trainer, "max_token_len_per_gpu", "trainer.micro_batch_tokens", max(tokens, longest), note=note)
+    _micro_batches(run, source.trainer, limits)
     _lora(run, source.model)
     if run.flag(source.tinker, "enable"):
-        rank = run.positive(source.tinker, "rank")
-        run.put(source.tinker, "rank", "trainer.lora.rank", rank)
+        run.put(source.tinker, "rank", "trainer.lora.rank", run.positive(source.tinker, "rank"))
         run.leave(source.tinker, "enable", "rollq trains on your machines")
 
 
@@ -50,6 +44,14 @@ def _schedule(run: Conversion, optimizer: Given) -> None:
         run.put(optimizer, name, "trainer.schedule", schedule, note=note)
     elif schedule not in ("constant", None):
         run.leave(optimizer, name, "rollq has constant, linear and cosine")
+
+
+def _micro_batches(run: Conversion, trainer: Given, limits: Limits) -> None:
+    tokens = run.whole(trainer, "max_token_len_per_gpu")
+    tokens = 2 * limits.whole if tokens is None else tokens
+    longest = max((_longest(run, at) for at in run.written.tasks()), default=0)
+    note = f"{tokens} in Trinity; rollq needs room for a whole sample" if tokens < longest else ""
+    run.put(trainer, "max_token_len_per_gpu", "trainer.micro_batch_tokens", max(tokens, longest), note=note)
 
 
 def _longest(run: Conversion, at: Place) -> int:
@@ -80,13 +82,8 @@ def _lora(run: Conversion, model: Given) -> None:
 
 def convert_checkpoints(run: Conversion, source: Source, places: list[Place]) -> None:
     _saving(run, source.trainer, places)
-    run.put(
-        source.sync,
-        "sync_method",
-        "trainer.transport",
-        "path",
-        note="workers read weights in trainer.output, which all machines must see; or use s3",
-    )
+    note = "workers read weights in trainer.output, which all machines must see; or use s3"
+    run.put(source.sync, "sync_method", "trainer.transport", "path", note=note)
     run.take(source.sync, "sync_method")
     if run.flag(source.algorithm, "enable_router_replay") is True:
         run.put(source.algorithm, "enable_router_replay", "trainer.replay_experts", True, note="experimental")
@@ -96,22 +93,14 @@ def convert_checkpoints(run: Conversion, source: Source, places: list[Place]) ->
 def _saving(run: Conversion, trainer: Given, places: list[Place]) -> None:
     every, keep = (run.positive(trainer, name) for name in ("save_interval", "max_checkpoints_to_keep"))
     export = run.word(trainer, "save_hf_checkpoint")
-    if every is not None:
-        run.put(trainer, "save_interval", "trainer.checkpoint_every", every)
-        for at in places if every > 100 else ():
-            run.put(trainer, "save_interval", "tasks.NAME.batches.max_uncheckpointed_steps", every, at)
-        if export == "always":
-            run.put(trainer, "save_hf_checkpoint", "trainer.export_every", every)
-    elif "save_interval" in trainer:
-        run.leave(trainer, "save_interval", "rollq always saves checkpoints, every 10 steps")
-    if keep is not None:
-        run.put(trainer, "max_checkpoints_to_keep", "trainer.keep_checkpoints", keep)
-    elif "max_checkpoints_to_keep" in trainer:
-        run.leave(
-            trainer,
-            "max_checkpoints_to_keep",
-            "rollq keeps a number of checkpoints; trainer.export_every keeps weights",
-        )
+    note = "rollq always saves checkpoints, every 10 steps"
+    run.put_or_leave(trainer, "save_interval", "trainer.checkpoint_every", every, note)
+    for at in places if (every or 0) > 100 else ():
+        run.put(trainer, "save_interval", "tasks.NAME.batches.max_uncheckpointed_steps", every, at)
+    if export == "always":
+        run.put(trainer, "save_hf_checkpoint", "trainer.export_every", every)
+    note = "rollq keeps a number of checkpoints; trainer.export_every keeps weights"
+    run.put_or_leave(trainer, "max_checkpoints_to_keep", "trainer.keep_checkpoints", keep, note)
 
 
 def _evaluating(run: Conversion, explorer: Given, places: list[Place]) -> None:

@@ -43,7 +43,7 @@ def convert_verl(run: Conversion, trainer: Given, verl: Verl) -> None:
     trainer.taken.add("trainer_config")
     for where, value in verl.leaves():
         name = where.rpartition(".")[2]
-        if name == "enable_gradient_checkpointing" and where.endswith(f"model.{name}"):
+        if where.endswith("model.enable_gradient_checkpointing"):
             run.converted += 1
         elif ".critic." in where:
             run.without += 1

@@ -1,10 +1,10 @@
 """The new `rollq.toml`: keys with values and notes, and comments for settings that have no key."""
 
 import json
-import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ Path = tuple[str, ...]
 """The place of a key: `("tasks", "math", "sampling", "top_p")`."""
 
 WIDTH: Final = 110
-_FIRST: Final = ("run", "seed")
+_FIRST: Final = (("run",), ("seed",))
 _ORDER: Final = ("tasks", "batch", "evaluations", "producer", "worker", "trainer")
 _OPTIONS: Final = ("worker", "options")
 _BELOW: Final = ("options", "loss", "advantages", "lora", "wandb", "mlflow")
@@ -71,18 +71,24 @@ class Written:
 
     def text(self, *heads: str) -> str:
         """The file. `heads` are the comments at its top."""
-        lines = [line for head in heads for line in _comment(head)]
-        lines += [line for key in _FIRST if (key,) in self.values for line in self._lines((key,), key)]
-        below = [path for path in self.values if len(path) > 1]
-        for table in sorted(set(map(_table, below)), key=self._place):
-            lines += ["", f"[{'.'.join(map(_key, table))}]"]
-            for path in sorted((path for path in below if _table(path) == table), key=_rank):
-                lines += self._lines(path, ".".join(map(_key, path[len(table) :])))
+        lines = list(chain.from_iterable(map(_comment, heads)))
+        lines += chain.from_iterable(self._lines(path, *path) for path in _FIRST if path in self.values)
+        for table in sorted(set(map(_table, self.values)).difference(_FIRST), key=self._place):
+            lines += self._section(table)
         if self.comments:
             lines += ["", "# Without a key in rollq.toml:"]
-            for text, settings in self.comments.items():
-                lines += _comment(f"{'; '.join(settings)}: {text}", indent="#   ")
+        for text, settings in self.comments.items():
+            lines += _comment(f"{'; '.join(settings)}: {text}", indent="#   ")
         return "\n".join(lines) + "\n"
+
+    def _section(self, table: Path) -> list[str]:
+        paths = sorted((path for path in self.values if _table(path) == table), key=_rank)
+        keys = [line for path in paths for line in self._lines(path, ".".join(map(_key, path[len(table) :])))]
+        return ["", f"[{'.'.join(map(_key, table))}]", *keys]
+
+    def tasks(self) -> list[Path]:
+        """The places of the tasks."""
+        return list(dict.fromkeys(path[:2] for path in self.values if path[0] == "tasks"))
 
     def _lines(self, path: Path, name: str) -> list[str]:
         notes = [line for note in self.notes.get(path, ()) for line in _comment(note)]
@@ -131,12 +137,10 @@ def _key(part: str) -> str:
 
 def toml(value: Any) -> str:
     """A value as TOML."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
+    if isinstance(value, bool | int):
+        return str(value).lower()
     if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else str(value)
+        return repr(value)
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml, value)) + "]"
     if isinstance(value, Mapping):

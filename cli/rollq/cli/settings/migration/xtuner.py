@@ -1,6 +1,6 @@
 """XTuner v1's RL trainer configs as `rollq.toml`: settings of the whole run. Tasks are in `xtuner_tasks.py`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,15 +21,18 @@ ENOUGH_STEPS: Final = 1_000_000
 def trainer_of(path: Path, names: Mapping[str, Any]) -> Made:
     """The trainer's config among what a file assigns. Raises `ConfigError` if there is none."""
     configs = [value for value in (names.get("trainer"), *names.values()) if isinstance(value, Made)]
-    for config in configs:
-        if config.group in TRAINERS or "agent_loop_manager_cfg" in config.fields:
-            return config
+    if config := next(filter(_is_of_rl, configs), None):
+        return config
     if any(config.group.endswith("TrainerConfig") for config in configs):
         raise ConfigError(
             f"{path}: settings of XTuner's trainer for SFT or pre-training; rollq takes those for RL, "
             f"{' or '.join(TRAINERS)}"
         )
     raise ConfigError(f"{path}: a Python file without XTuner's {' or '.join(TRAINERS)}")
+
+
+def _is_of_rl(config: Made) -> bool:
+    return config.group in TRAINERS or "agent_loop_manager_cfg" in config.fields
 
 
 def convert(path: Path, config: Made) -> Conversion:
@@ -77,28 +80,33 @@ def _known(run: Conversion, trainer: Given, name: str) -> list[Made]:
 def _tasks(run: Conversion, trainer: Given) -> bool:
     """The tables of tasks. Returns whether all are produced synchronously."""
     specs = _known(run, trainer, "agent_loop_manager_cfg") or [Made("TaskSpecConfig")]
-    groups = run.positive(trainer, "train_batch_size")
+    groups, note = _groups(run, trainer)
     interval = run.whole(trainer, "sync_weights_interval")
-    if groups is None:
-        groups, note = 64, "replace: prompts of a train step"
-    else:
-        note = "" if groups <= MAX_BATCH_GROUPS else f"{groups} in XTuner; a batch has at most {MAX_BATCH_GROUPS}"
-    groups = min(groups, MAX_BATCH_GROUPS)
     asynchronous = []
     for spec in specs:
         at, is_async = convert_task(run, spec, len(specs))
         asynchronous.append(is_async)
         run.put(trainer, "sync_weights_interval", "tasks.NAME.staleness.sync_weights_interval", interval, at)
-        if len(specs) == 1:
-            run.put(trainer, "train_batch_size", "tasks.NAME.batch_groups", groups, at, note)
-    if len(specs) > 1:
+    if len(specs) == 1:
+        run.put(trainer, "train_batch_size", "tasks.NAME.batch_groups", groups, at, note)
+    else:
         run.put(trainer, "train_batch_size", "batch.groups", groups, note=note)
     run.set("producer.strategy", "async" if any(asynchronous) else "sync")
-    if any(asynchronous) and not all(asynchronous):
+    if len(set(asynchronous)) > 1:
         run.written.note(("producer", "strategy"), "one for all tasks; in XTuner some are synchronous")
     if not any(asynchronous):
         run.written.values.pop(("producer", "over_sample"), None)
     return not any(asynchronous)
+
+
+def _groups(run: Conversion, trainer: Given) -> tuple[int, str]:
+    """Groups of a batch, and how they differ from XTuner's batch."""
+    groups = run.positive(trainer, "train_batch_size")
+    if groups is None:
+        return 64, "replace: prompts of a train step"
+    if groups > MAX_BATCH_GROUPS:
+        return MAX_BATCH_GROUPS, f"{groups} in XTuner; a batch has at most {MAX_BATCH_GROUPS}"
+    return groups, ""
 
 
 def _duration(run: Conversion, trainer: Given) -> None:
@@ -109,45 +117,26 @@ def _duration(run: Conversion, trainer: Given) -> None:
             run.leave(trainer, "total_epochs", "total_train_steps comes first")
         return
     if epochs is not None:
-        for at in _places_of_tasks(run):
+        for at in run.written.tasks():
             run.put(trainer, "total_epochs", "tasks.NAME.curriculum.passes", epochs, at)
-        run.put(
-            trainer,
-            "total_epochs",
-            "trainer.steps",
-            ENOUGH_STEPS,
-            note="training ends after the passes over the prompts",
-        )
+        note = "training ends after the passes over the prompts"
+        run.put(trainer, "total_epochs", "trainer.steps", ENOUGH_STEPS, note=note)
         return
     run.set("trainer.steps", ENOUGH_STEPS, note="replace: the file has no known number of steps or epochs")
 
 
-def _places_of_tasks(run: Conversion) -> list[tuple[str, ...]]:
-    return list(dict.fromkeys(path[:2] for path in run.written.values if path[0] == "tasks"))
-
-
 def _checkpoints(run: Conversion, trainer: Given) -> None:
-    every = run.positive(trainer, "checkpoint_interval")
-    if every is not None:
-        run.put(trainer, "checkpoint_interval", "trainer.checkpoint_every", every)
-        for at in _places_of_tasks(run) if every > 100 else ():
-            run.put(trainer, "checkpoint_interval", "tasks.NAME.batches.max_uncheckpointed_steps", every, at)
-    elif "checkpoint_interval" in trainer:
-        run.leave(trainer, "checkpoint_interval", "rollq always saves checkpoints, every 10 steps")
-    keep = run.positive(trainer, "checkpoint_maxkeep")
-    if keep is not None:
-        run.put(trainer, "checkpoint_maxkeep", "trainer.keep_checkpoints", keep)
-    elif "checkpoint_maxkeep" in trainer:
-        run.leave(
-            trainer,
-            "checkpoint_maxkeep",
-            "rollq keeps a number of checkpoints: trainer.keep_checkpoints; trainer.export_every keeps weights",
-        )
+    every, keep = run.positive(trainer, "checkpoint_interval"), run.positive(trainer, "checkpoint_maxkeep")
+    reason = "rollq always saves checkpoints, every 10 steps"
+    run.put_or_leave(trainer, "checkpoint_interval", "trainer.checkpoint_every", every, reason)
+    for at in run.written.tasks() if (every or 0) > 100 else ():
+        run.put(trainer, "checkpoint_interval", "tasks.NAME.batches.max_uncheckpointed_steps", every, at)
+    reason = "rollq keeps a number of checkpoints: trainer.keep_checkpoints; trainer.export_every keeps weights"
+    run.put_or_leave(trainer, "checkpoint_maxkeep", "trainer.keep_checkpoints", keep, reason)
     if run.flag(trainer, "checkpoint_no_save_optimizer") is True:
         run.put(trainer, "checkpoint_no_save_optimizer", "trainer.save_optimizer", False)
     exports = run.positive(trainer, "hf_interval")
-    if exports is not None:
-        run.put(trainer, "hf_interval", "trainer.export_every", exports, note="XTuner also exports after the last step")
+    run.put(trainer, "hf_interval", "trainer.export_every", exports, note="XTuner also exports after the last step")
 
 
 def _evaluations(run: Conversion, trainer: Given) -> None:
@@ -172,23 +161,17 @@ ENGINE_ARGS: Final = {
     "enable_prefix_caching": "enable_prefix_caching",
 }  # fmt: skip
 """Field of a rollout config -> argument of vLLM."""
-_FRACTIONS: Final = ("gpu_memory_utilization",)
+_READERS: Final[Mapping[str, Callable[[Conversion, Given, str], Any]]] = {
+    "gpu_memory_utilization": Conversion.number,
+    "enable_chunked_prefill": Conversion.flag,
+    "enable_prefix_caching": Conversion.flag,
+}
+"""How a field is read that is not a whole number."""
 SAME_IN_VLLM: Final = {"tensor_parallel_size": 1, "data_parallel_size": 1}
 
 
 def _engine(run: Conversion, rollout: Given, trainer: Given) -> None:
-    args: dict[str, Any] = {}
-    for name, argument in ENGINE_ARGS.items():
-        read = run.flag if name.startswith("enable_") else run.number if name in _FRACTIONS else run.whole
-        value = read(rollout, name)
-        if value is not None and value != SAME_IN_VLLM.get(name):
-            args[argument] = value
-    if (run.positive(rollout, "expert_parallel_size") or 1) > 1:
-        args["enable_expert_parallel"] = True
-    prefill = run.whole(rollout, "chunked_prefill_size")
-    if args.get("enable_chunked_prefill") and prefill is not None:
-        args["max_num_batched_tokens"] = prefill
-    args |= _extra_args(run, rollout)
+    args = _engine_args(run, rollout) | _extra_args(run, rollout)
     model, dtype = run.take(rollout, "model_path"), run.word(rollout, "dtype")
     options = {
         "model": _text(model or trainer.fields.get("load_from"), "model"),
@@ -199,19 +182,31 @@ def _engine(run: Conversion, rollout: Given, trainer: Given) -> None:
     _limits(run, rollout, trainer)
 
 
+def _engine_args(run: Conversion, rollout: Given) -> dict[str, Any]:
+    args: dict[str, Any] = {}
+    for name, argument in ENGINE_ARGS.items():
+        value = _READERS.get(name, Conversion.whole)(run, rollout, name)
+        if value not in (None, SAME_IN_VLLM.get(name)):
+            args[argument] = value
+    if run.positive(rollout, "expert_parallel_size") not in (None, 1):
+        args["enable_expert_parallel"] = True
+    prefill = run.whole(rollout, "chunked_prefill_size")
+    if args.get("enable_chunked_prefill") and prefill is not None:
+        args["max_num_batched_tokens"] = prefill
+    return args
+
+
 def _limits(run: Conversion, rollout: Given, trainer: Given) -> None:
     """How a worker reacts to timeouts and failures."""
-    if (tokenizer := run.take(rollout, "tokenizer_path")) is not None and "tokenizer_path" not in trainer:
+    tokenizer = run.take(rollout, "tokenizer_path")
+    if "tokenizer_path" not in trainer:
         run.put(rollout, "tokenizer_path", "worker.tokenizer", tokenizer)
-    for name, key in (
-        ("rollout_timeout", "worker.attempt_timeout_s"),
-        ("max_retry_per_worker", "worker.engine_restarts"),
-    ):
-        if (value := run.number(rollout, name)) is not None:
-            run.put(rollout, name, key, value)
-    if (tries := run.whole(rollout, "max_retry_per_sample")) is not None:
-        for at in _places_of_tasks(run):
-            run.put(rollout, "max_retry_per_sample", "tasks.NAME.limits.max_tries", tries + 1, at)
+    run.put(rollout, "rollout_timeout", "worker.attempt_timeout_s", run.number(rollout, "rollout_timeout"))
+    run.put(rollout, "max_retry_per_worker", "worker.engine_restarts", run.number(rollout, "max_retry_per_worker"))
+    retries = run.whole(rollout, "max_retry_per_sample")
+    tries = None if retries is None else retries + 1
+    for at in run.written.tasks():
+        run.put(rollout, "max_retry_per_sample", "tasks.NAME.limits.max_tries", tries, at)
     if run.flag(rollout, "enable_return_routed_experts") is True:
         run.put(rollout, "enable_return_routed_experts", "trainer.replay_experts", True, note="experimental")
 
@@ -219,23 +214,22 @@ def _limits(run: Conversion, rollout: Given, trainer: Given) -> None:
 def _extra_args(run: Conversion, rollout: Given) -> dict[str, Any]:
     """The arguments for vLLM in `extra_rollout_config`."""
     extra = run.take(rollout, "extra_rollout_config")
-    if isinstance(extra, Made):
-        extra = extra.fields
-    if not isinstance(extra, dict):
-        return {}
-    if REST in extra:
-        run.to_replace += 1
-        run.written.comment(
-            f"RolloutConfig.extra_rollout_config: {shown(extra[REST])}",
-            "known only when the file runs; add its arguments to engine_args",
-        )
-    args = {name: value for name, value in extra.items() if str(name).startswith("vllm_")}
-    for name in [name for name in extra if name not in (*args, REST)]:
-        run.without += 1
-        run.written.comment(
-            f"RolloutConfig.extra_rollout_config {name} = {shown(extra[name])}", "none, because the engine is vLLM"
-        )
-    return {str(name).removeprefix("vllm_"): value for name, value in args.items()}
+    extra = extra.fields if isinstance(extra, Made) else extra
+    args = {}
+    for name, value in extra.items() if isinstance(extra, dict) else ():
+        setting = f"RolloutConfig.extra_rollout_config {name} = {shown(value)}"
+        if str(name).startswith("vllm_"):
+            args[str(name).removeprefix("vllm_")] = value
+        elif name == REST:
+            run.to_replace += 1
+            run.written.comment(
+                f"RolloutConfig.extra_rollout_config: {shown(value)}",
+                "known only when the file runs; add its arguments to engine_args",
+            )
+        else:
+            run.without += 1
+            run.written.comment(setting, "none, because the engine is vLLM")
+    return args
 
 
 def _text(value: Any, default: str) -> str:
@@ -254,25 +248,32 @@ def _learning(run: Conversion, worker: Given, trainer: Given) -> None:
         run.written.note(
             ("trainer", "learning_rate"), "of Muon in XTuner; rollq's optimizer is AdamW, which needs another"
         )
-    dtype = sharding.fields.get("param_dtype", "bfloat16")
-    is_double = getattr(dtype, "name", dtype) in ("torch.float32", "float32")
-    if not is_double and getattr(dtype, "name", dtype) not in ("torch.bfloat16", "bfloat16"):
-        run.refuse(sharding, "param_dtype", "neither bfloat16 nor float32")
-    sharding.taken.add("param_dtype")
-    run.put(sharding, "param_dtype", "trainer.dtype", "float32" if is_double else "bfloat16")
+    run.put(sharding, "param_dtype", "trainer.dtype", _dtype(run, sharding))
     ratio = run.number(sharding, "recompute_ratio")
     run.put(sharding, "recompute_ratio", "trainer.checkpoint_activations", bool(ratio))
     model = run.take(worker, "load_from")
     if "load_from" not in trainer:
         run.put(worker, "load_from", "trainer.model", model if model is not None else "model")
-    longest = max((_longest(run, at) for at in _places_of_tasks(run)), default=0)
-    tokens = run.whole(worker, "pack_max_length")
-    tokens = tokens or 0
+    longest = max((_longest(run, at) for at in run.written.tasks()), default=0)
+    tokens = run.whole(worker, "pack_max_length") or 0
     note = f"{tokens} in XTuner; rollq needs room for a whole sample" if 0 < tokens < longest else ""
     run.put(worker, "pack_max_length", "trainer.micro_batch_tokens", max(tokens, longest), note=note)
     run.rest(optimizer)
     run.rest(sharding)
     run.rest(rates)
+
+
+def _dtype(run: Conversion, sharding: Given) -> str:
+    dtype = sharding.fields.get("param_dtype", "bfloat16")
+    name = getattr(dtype, "name", dtype)
+    if name in ("torch.float32", "float32"):
+        found = "float32"
+    else:
+        found = "bfloat16"
+        if name not in ("torch.bfloat16", "bfloat16"):
+            run.refuse(sharding, "param_dtype", "neither bfloat16 nor float32")
+    sharding.taken.add("param_dtype")
+    return found
 
 
 def _longest(run: Conversion, at: tuple[str, ...]) -> int:
@@ -286,11 +287,8 @@ def _places(run: Conversion, trainer: Given, is_sync: bool) -> None:
     """Where the run keeps its files, and which devices it has."""
     output = run.take(trainer, "work_dir")
     run.put(trainer, "work_dir", "trainer.output", output if output is not None else "work_dir")
-    run.set(
-        "trainer.transport",
-        "path",
-        note="workers read weights in trainer.output, which all machines must see; or use s3",
-    )
+    note = "workers read weights in trainer.output, which all machines must see; or use s3"
+    run.set("trainer.transport", "path", note=note)
     tracker = run.word(trainer, "exp_tracker")
     if tracker == "tensorboard":
         run.put(trainer, "exp_tracker", "trainer.trackers", ["tensorboard"])
@@ -302,13 +300,17 @@ def _places(run: Conversion, trainer: Given, is_sync: bool) -> None:
             device = "npu" if run.word(resources, "accelerator") == "NPU" else "cuda"
             run.put(resources, "accelerator", "trainer.device", device)
             run.rest(resources)
-    one_step = run.written.values.get((*_places_of_tasks(run)[0], "staleness", "sync_weights_interval")) == 1
     if trainer.group == "RLColocateTrainerConfig":
-        if is_sync and one_step:
-            run.set("trainer.colocated", True, note="experimental: engines sleep while the trainer uses their GPUs")
-        else:
-            run.written.comment(
-                "RLColocateTrainerConfig with asynchronous production",
-                'none, because rollq\'s engines take turns with the trainer only with producer.strategy = "sync" and a '
-                "weight sync after every step; give workers and trainer different GPUs",
-            )
+        _colocated(run, is_sync)
+
+
+def _colocated(run: Conversion, is_sync: bool) -> None:
+    interval = run.written.values.get((*run.written.tasks()[0], "staleness", "sync_weights_interval"))
+    if is_sync and interval == 1:
+        run.set("trainer.colocated", True, note="experimental: engines sleep while the trainer uses their GPUs")
+    else:
+        run.written.comment(
+            "RLColocateTrainerConfig with asynchronous production",
+            'none, because rollq\'s engines take turns with the trainer only with producer.strategy = "sync" and a '
+            "weight sync after every step; give workers and trainer different GPUs",
+        )

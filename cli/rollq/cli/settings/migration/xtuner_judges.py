@@ -20,14 +20,8 @@ def convert_judge(run: Conversion, task: Given, at: Place) -> None:
     """The judge of a task or an evaluation."""
     config = task.fields.get("judger_config")
     if not isinstance(config, Made):
-        loop = task.fields.get("agent_loop_config")
-        reason = "none in XTuner: its agent loop gives the rewards"
-        if config is not None or REST in task:
-            run.to_replace += 1
-            reason = f"replace: {shown(config or task.fields[REST])}, known only when the XTuner file runs"
-        elif isinstance(loop, Made) and loop.group == "SingleTurnAgentLoopConfig":
-            reason = "replace: none in XTuner"
-        run.set("tasks.NAME.judge", "judges.reward", at, f"{reason}; write this function: docs/guide/judges.md")
+        note = f"{_missing(run, task, config)}; write this function: docs/guide/judges.md"
+        run.set("tasks.NAME.judge", "judges.reward", at, note)
         return
     if config.group == "ComposedJudgerConfig":
         _composed(run, task, config, at)
@@ -38,23 +32,21 @@ def convert_judge(run: Conversion, task: Given, at: Place) -> None:
         run.set("tasks.NAME.judge_options", judge["options"], at)
 
 
+def _missing(run: Conversion, task: Given, config: Any) -> str:
+    """Why a task has no known judger."""
+    if config is not None or REST in task:
+        run.to_replace += 1
+        return f"replace: {shown(config or task.fields[REST])}, known only when the XTuner file runs"
+    loop = task.fields.get("agent_loop_config")
+    if isinstance(loop, Made) and loop.group == "SingleTurnAgentLoopConfig":
+        return "replace: none in XTuner"
+    return "none in XTuner: its agent loop gives the rewards"
+
+
 def _composed(run: Conversion, task: Given, config: Made, at: Place) -> None:
     """A judge for each value of `data_source`, or several that are added."""
     given = Given("ComposedJudgerConfig", config.fields, "ComposedJudgerConfig.")
-    branches = run.take(given, "branches")
-    judges: dict[str, Judge] = {}
-    for name, branch in branches.items() if isinstance(branches, dict) else ():
-        if not isinstance(branch, Made):
-            run.to_replace += 1
-            run.written.comment(
-                f"ComposedJudgerConfig.branches[{str(name)!r}] = {shown(branch)}",
-                "known only when the file runs; add its judge to the task's table of judges",
-            )
-        else:
-            judges[str(name)], note = _judge(run, branch, at)
-            if note:
-                run.written.note((*at, "judge"), f"{name}: {note}")
-    if judges:
+    if judges := _branches(run, run.take(given, "branches"), at):
         sources = _mapping(task) or {name: {name: 1.0} for name in judges}
         table = {source: _several(judges, weights) for source, weights in sources.items()}
         run.put(
@@ -65,18 +57,39 @@ def _composed(run: Conversion, task: Given, config: Made, at: Place) -> None:
     run.rest(given)
 
 
+def _branches(run: Conversion, branches: Any, at: Place) -> dict[str, Judge]:
+    """The judges of the branches that can be read. Comments list the others."""
+    judges: dict[str, Judge] = {}
+    for name, branch in branches.items() if isinstance(branches, dict) else ():
+        if not isinstance(branch, Made):
+            run.to_replace += 1
+            run.written.comment(
+                f"ComposedJudgerConfig.branches[{str(name)!r}] = {shown(branch)}",
+                "known only when the file runs; add its judge to the task's table of judges",
+            )
+            continue
+        judges[str(name)], note = _judge(run, branch, at)
+        if note:
+            run.written.note((*at, "judge"), f"{name}: {note}")
+    return judges
+
+
 def _mapping(task: Given) -> dict[str, dict[str, float]]:
     """Data source -> branch -> weight, if the rows' tokenizer has such a mapping."""
     value: Any = task.fields
     for step in ("sampler_config", "dataloader_cfg", "dataset_config_list", 0, "tokenize_fn", "data_judger_mapping"):
-        value = value.fields if isinstance(value, Made) else value
-        is_there = isinstance(value, list) and value if step == 0 else isinstance(value, dict) and step in value
-        value = value[step] if is_there else None
-    return (
-        {str(source): weights for source, weights in value.items() if isinstance(weights, dict)}
-        if isinstance(value, dict)
-        else {}
-    )
+        value = _below(value, step)
+    if not isinstance(value, dict):
+        return {}
+    return {str(source): weights for source, weights in value.items() if isinstance(weights, dict)}
+
+
+def _below(value: Any, step: Any) -> Any:
+    """The field or item of a value, None if it has none."""
+    value = value.fields if isinstance(value, Made) else value
+    if isinstance(value, list) and step == 0:
+        return next(iter(value), None)
+    return value.get(step) if isinstance(value, dict) else None
 
 
 def _several(judges: dict[str, Judge], weights: dict[str, float]) -> Any:
@@ -95,10 +108,8 @@ def _judge(run: Conversion, config: Made, at: Place) -> tuple[Judge, str]:
     given = Given(config.group if known else "JudgerConfig", config.fields, f"{config.group}.")
     given.taken |= {"judger_name", "reward_handler"}
     run.converted += len(given.taken & config.fields.keys())
-    kind = config.group
-    if config.fields.get("reward_handler") is not None:
-        kind = ""  # it takes the place of the class's reward
-    match kind:
+    extra = given.fields.get("extra_info")
+    match "" if config.fields.get("reward_handler") is not None else config.group:
         case "GSM8KJudgerConfig":
             judge, note = (
                 {"judge": "regex", "options": {"pattern": GSM8K}},
@@ -106,29 +117,26 @@ def _judge(run: Conversion, config: Made, at: Place) -> tuple[Judge, str]:
             )
         case "GEO3KJudgerConfig":
             judge, note = _geometry(run, given)
+            extra = _rewards_of_right(extra)
         case "DapoMathJudgerConfig":
             judge, note = {"judge": "math"}, 'XTuner compares normalized texts after "Answer:", and rewards 1 and -1'
             _overlong(run, given, at)
         case _:
             judge, note = _custom(config)
-    extra = given.fields.get("extra_info")
-    if kind == "GEO3KJudgerConfig" and isinstance(extra, dict):
-        extra = {name: value for name, value in extra.items() if name != "format_score"}
     differs = _scores(extra)
     run.rest(given)
-    return judge, "; ".join(part for part in (note, differs) if part)
+    return judge, "; ".join(filter(None, (note, differs)))
 
 
 def _scores(extra: Any) -> str:
     """How the rewards of a judger differ from 1 for a right answer and 0 for a wrong one."""
-    if extra is None or (isinstance(extra, dict) and extra.keys() <= _SCORES.keys() and REST not in extra):
-        given = {name: value for name, value in (extra or {}).items() if a_number(value) != _SCORES[name]}
-    elif isinstance(extra, dict):
-        given = extra
-    else:
+    given = {} if extra is None else extra
+    if not isinstance(given, dict):
         return f"XTuner's extra_info is {shown(extra)}: the rewards may differ"
-    texts = [f"{name} = {shown(value)}" for name, value in given.items()]
-    return f"the rewards differ: {', '.join(texts)} in XTuner" if texts else ""
+    if given.keys() <= _SCORES.keys():
+        given = {name: value for name, value in given.items() if a_number(value) != _SCORES[name]}
+    texts = ", ".join(f"{name} = {shown(value)}" for name, value in given.items())
+    return f"the rewards differ: {texts} in XTuner" if texts else ""
 
 
 _SCORES: Final = {"score": 1, "format_score": 0}
@@ -142,6 +150,12 @@ def _geometry(run: Conversion, given: Given) -> tuple[Judge, str]:
     form = {"judge": "regex", "weight": weight, "options": {"pattern": THOUGHT, "compare": False}}
     parts = {"right": {"judge": "math", "weight": 1 - weight}, "format": form}
     return {"judge": "weighted", "options": {"parts": parts}}, "XTuner grades with mathruler, rollq with math-verify"
+
+
+def _rewards_of_right(extra: Any) -> Any:
+    """The rewards without the one that `_geometry` takes over."""
+    is_read = isinstance(extra, dict)
+    return {name: value for name, value in extra.items() if name != "format_score"} if is_read else extra
 
 
 def _overlong(run: Conversion, given: Given, at: Place) -> None:

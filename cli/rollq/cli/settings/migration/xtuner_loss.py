@@ -37,7 +37,7 @@ def convert_loss(run: Conversion, worker: Given, advantages: Given) -> None:
     loss.taken.add("rollout_is")
     _kl(run, loss)
     chunk, mode = run.whole(loss, "chunk_size"), loss.fields.get("mode")
-    if chunk is not None and mode == "chunk":
+    if mode == "chunk":
         run.put(loss, "chunk_size", "trainer.logprob_chunk", chunk)
     _advantages(run, advantages)
     for given in (policy, loss, advantages):
@@ -62,18 +62,18 @@ def _correction(run: Conversion, given: Given) -> None:
     run.put(given, "rollout_is_level", "trainer.loss.correction_level", level)
     if mode == "truncate":
         low = f"; XTuner also raises weights below {weights[1]:g}" if weights[1] > 0 else ""
-        run.put(
-            given, "rollout_is_mode", "trainer.loss.correction", "truncated", note=f"largest weight {weights[0]:g}{low}"
-        )
+        note = f"largest weight {weights[0]:g}{low}"
+        run.put(given, "rollout_is_mode", "trainer.loss.correction", "truncated", note=note)
         run.put(given, "rollout_is_threshold", "trainer.loss.importance_cap", weights[0])
-        return
-    run.put(
-        given,
-        "rollout_is_mode",
-        "trainer.loss.correction",
-        "masked",
-        note="tokens that are left out stay in the denominator, unlike XTuner's",
-    )
+    else:
+        _masked(run, given, mode, weights, kept)
+
+
+def _masked(
+    run: Conversion, given: Given, mode: str | None, weights: tuple[float, float], kept: tuple[float, float]
+) -> None:
+    note = "tokens that are left out stay in the denominator, unlike XTuner's"
+    run.put(given, "rollout_is_mode", "trainer.loss.correction", "masked", note=note)
     run.put(given, "rollout_is_mask_threshold", "trainer.loss.importance_cap", kept[0])
     run.put(given, "rollout_is_mask_threshold", "trainer.loss.importance_floor", kept[1])
     if mode == "both" and (weights[0] < kept[0] or weights[1] > kept[1]):
@@ -98,11 +98,8 @@ def _pair(value: Any) -> tuple[float, float] | None:
 
 
 def _kl(run: Conversion, loss: Given) -> None:
-    is_used, weight, kind = (
-        run.flag(loss, "use_kl_loss"),
-        run.number(loss, "kl_loss_coef"),
-        run.word(loss, "kl_loss_type"),
-    )
+    is_used, weight = run.flag(loss, "use_kl_loss"), run.number(loss, "kl_loss_coef")
+    kind = run.word(loss, "kl_loss_type")
     if not is_used or not weight:
         return
     if kind in KL:
@@ -129,19 +126,15 @@ def _advantages(run: Conversion, given: Given) -> None:
         case "DrGRPOAdvantageConfig":
             length = run.number(given, "max_length")
             put(f"{ADVANTAGES}scale", "none", note="as in the paper; XTuner divides by the deviation")
-            put(
-                f"{LOSS}aggregation",
-                "constant",
-                note="as in the paper; XTuner scales advantages by each answer's length",
-            )
+            note = "as in the paper; XTuner scales advantages by each answer's length"
+            put(f"{LOSS}aggregation", "constant", note=note)
             run.put(given, "max_length", f"{LOSS}constant_tokens", 32768 if length is None else int(length))
         case "GRPOAdvantageConfig":
             put(f"{ADVANTAGES}deviation", "sample", note="torch.std divides by n - 1")
             run.copy(given)
+            _single_samples(run)
         case _:
             run.written.comment(f"advantage_estimator_config = {given.group}(...)", "not known to rollq's table")
-    if "GRPOAdvantageConfig" in given.group and given.group.startswith("GRPO"):
-        _single_samples(run)
 
 
 def _single_samples(run: Conversion) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 from rollq.cli.settings.migration.conversion import UNREAD, Conversion, Given
 from rollq.cli.settings.migration.names import dotted, plain_name
 from rollq.cli.settings.migration.table import system
-from rollq.cli.settings.migration.values import REST, Made, Named, Placeholder, Several, Unknown
+from rollq.cli.settings.migration.values import REST, Made, Named, Placeholder, Several, Unknown, are_all
 from rollq.cli.settings.migration.xtuner_judges import convert_judge
 
 Place = tuple[str, ...]
@@ -20,9 +20,7 @@ def made(value: Any, role: str) -> Given:
         if known and not _is_like(value.group, role):
             return Given(role, {REST: value}, f"{role}.")
         return Given(value.group if known else role, value.fields, f"{value.group}.")
-    if value is None or isinstance(value, dict):
-        return Given(role, value or {}, f"{role}.")
-    return Given(role, {REST: value}, f"{role}.")
+    return Given(role, (value or {}) if isinstance(value, dict | None) else {REST: value}, f"{role}.")
 
 
 def _is_like(group: str, role: str) -> bool:
@@ -67,14 +65,8 @@ def convert_evaluation(run: Conversion, spec: Made) -> None:
     loop = _samples(run, task, at)
     convert_judge(run, task, at)
     _group(run, task, at)
-    task.taken |= {
-        "agent_loop_config",
-        "judger_config",
-        "sampler_config",
-        "task_name",
-        "weight",
-        "produce_strategy_config",
-    }
+    task.taken |= {"produce_strategy_config", "agent_loop_config", "judger_config", "sampler_config", "task_name"}
+    task.taken.add("weight")
     run.rest(loop)
     run.rest(task)
 
@@ -95,17 +87,24 @@ def _group(run: Conversion, task: Given, at: Place) -> None:
     run.copy(sampler, at)
     loader = made(sampler.fields.get("dataloader_cfg"), "DataloaderConfig")
     sampler.taken.add("dataloader_cfg")
-    sources = run.take(loader, "dataset_config_list")
-    entries = list(sources) if isinstance(sources, list | tuple) else [] if sources is None else [sources]
-    first = entries[0].like if entries and isinstance(entries[0], Several) else entries[0] if entries else {}
-    if entries and not (isinstance(first, dict) and all(isinstance(entry, dict | Several) for entry in entries)):
-        run.refuse(loader, "dataset_config_list", "known only when the file runs")
-    first = first if isinstance(first, dict) else {}
+    first, number = _data_sets(run, loader)
     rows = made(first.get("dataset"), "DatasetConfig")
-    _prompts(run, rows, at, len(entries))
+    _prompts(run, rows, at, number)
     _columns(run, made(first.get("tokenize_fn"), "RLTextTokenizeFnConfig"), at)
     for given in (rows, loader, sampler):
         run.rest(given)
+
+
+def _data_sets(run: Conversion, loader: Given) -> tuple[dict[str, Any], int]:
+    """The first data set of a loader, and how many it has."""
+    sources = run.take(loader, "dataset_config_list")
+    entries = list(sources) if isinstance(sources, list | tuple) else [] if sources is None else [sources]
+    first: Any = next(iter(entries), {})
+    first = first.like if isinstance(first, Several) else first
+    if isinstance(first, dict) and are_all(dict | Several, entries):
+        return first, len(entries)
+    run.refuse(loader, "dataset_config_list", "known only when the file runs")
+    return first if isinstance(first, dict) else {}, len(entries)
 
 
 def _prompts(run: Conversion, rows: Given, at: Place, files: int) -> None:
@@ -128,11 +127,10 @@ def _columns(run: Conversion, tokenizer: Given, at: Place) -> None:
     thinking = run.flag(tokenizer, "enable_thinking") if "enable_thinking" in tokenizer else None
     if thinking is not None:
         run.put(tokenizer, "enable_thinking", "tasks.NAME.rows.template_options", {"enable_thinking": thinking}, at)
-    pixels = {name: run.whole(tokenizer, name) for name in ("min_pixels", "max_pixels") if name in tokenizer}
-    pixels = {name: value for name, value in pixels.items() if value is not None}
-    if pixels:
-        name = next(iter(pixels))
-        run.put(tokenizer, name, "tasks.NAME.rows.image_options", pixels, at)
+    given = [name for name in ("min_pixels", "max_pixels") if run.whole(tokenizer, name) is not None]
+    if given:
+        pixels = {name: run.whole(tokenizer, name) for name in given}
+        run.put(tokenizer, given[0], "tasks.NAME.rows.image_options", pixels, at)
     run.rest(tokenizer)
 
 
@@ -145,31 +143,25 @@ def _samples(run: Conversion, task: Given, at: Place) -> Given:
     if run.written.values.get((*at, "temperature")) == 0 and at[0] == "tasks":
         run.written.drop((*at, "temperature"), "all samples of a group would be the same")
     run.rest(params)
-    name = config.group if isinstance(config, Made) else "SingleTurnAgentLoopConfig"
-    if name == "GSM8KToolAgentLoopConfig":
-        options = {
-            "tools": {"calculate": {"function": "tools.calculate"}},
-            "max_turns": run.whole(loop, "max_turns") or 8,
-        }
-        run.set("tasks.NAME.agent_loop", "tools", at)
-        run.put(
-            loop,
-            "max_turns",
-            "tasks.NAME.agent_options",
-            options,
-            at,
-            "write the tools in tools.py: docs/guide/agents.md",
-        )
-    elif name in ("AgentInLocalhostLoopConfig", "AgentInSandboxLoopConfig"):
-        _harness(run, loop, at)
-    elif name != "SingleTurnAgentLoopConfig":
-        run.set(
-            "tasks.NAME.agent_loop",
-            dotted(name.removesuffix("Config"), "loops"),
-            at,
-            f"{name} in XTuner: write this loop: docs/guide/agents.md",
-        )
+    _agent_loop(run, loop, config.group if isinstance(config, Made) else "SingleTurnAgentLoopConfig", at)
     return loop
+
+
+def _agent_loop(run: Conversion, loop: Given, name: str, at: Place) -> None:
+    match name:
+        case "SingleTurnAgentLoopConfig":
+            pass
+        case "GSM8KToolAgentLoopConfig":
+            turns = run.whole(loop, "max_turns") or 8
+            options = {"tools": {"calculate": {"function": "tools.calculate"}}, "max_turns": turns}
+            note = "write the tools in tools.py: docs/guide/agents.md"
+            run.set("tasks.NAME.agent_loop", "tools", at)
+            run.put(loop, "max_turns", "tasks.NAME.agent_options", options, at, note)
+        case "AgentInLocalhostLoopConfig" | "AgentInSandboxLoopConfig":
+            _harness(run, loop, at)
+        case _:
+            note = f"{name} in XTuner: write this loop: docs/guide/agents.md"
+            run.set("tasks.NAME.agent_loop", dotted(name.removesuffix("Config"), "loops"), at, note)
 
 
 def _harness(run: Conversion, loop: Given, at: Place) -> None:
