@@ -167,7 +167,7 @@ def everything(world: World) -> Iterator[Callable[[], Any]]:
     yield lambda: buffer.call_task("close_evaluation", "math", "full", 500, b"{}")
     yield lambda: buffer.abort_batch("math", "full", "for the test")
     yield lambda: buffer.call_task("find", "math", "completed", "-inf", "+inf")
-    yield lambda: buffer.call_task("claim", "math", held.epoch, held.nonce, 2, 1000, 0, 0, 1000, 0, 0, 0)
+    yield lambda: buffer.call_task("claim", "math", held.epoch, held.nonce, 2, 1000, 0, 0, 1000, 0, 0, 0, 1 << 18)
     yield lambda: buffer.prioritize(held, "math", dict.fromkeys(range(1, 1001), 2.0))
     yield lambda: buffer.call_task("hold_for_saving", "math", "a save", 0)
     yield lambda: buffer.call_task("save_index", "math", *(status.value for status in Status))

@@ -766,7 +766,7 @@ def test_flags_of_a_lease_are_0_or_1(world: World) -> None:
 
 def claim_raw(world: World, step: int, want: int, claim_round: int = 0) -> list[Any]:
     reply: list[Any] = world.buffer.call_task(
-        "claim", "math", world.held.epoch, world.held.nonce, step, want, claim_round, 0, want, 0, 0, 0
+        "claim", "math", world.held.epoch, world.held.nonce, step, want, claim_round, 0, want, 0, 0, 0, 0
     )
     return reply
 

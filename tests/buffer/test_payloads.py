@@ -251,8 +251,8 @@ def test_a_group_that_is_trained_twice_has_a_payload_of_its_own(world: World) ->
 
 def test_a_lost_payload_is_a_corrupt_group(world: World) -> None:
     put_large(world.start(), 2)
-    claimed = world.claim(1)
     world.buffer.client.delete(*payloads(world.buffer))
+    claimed = world.claim(1)
     with pytest.raises(CorruptGroup, match="group 1 of task 'math': its samples are no longer in the store"):
         world.buffer.fetch(claimed.groups)
 

@@ -82,6 +82,7 @@ class Consumer(Iterator[Batch]):
             self._events,
             self._stop,
             rank=settings.rank,
+            world_size=settings.world_size,
             seed=settings.seed,
             timeout_s=settings.timeout_s,
             short=self._activity.lack,

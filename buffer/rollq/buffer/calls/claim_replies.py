@@ -32,11 +32,12 @@ class Plan(NamedTuple):
 
 class Asked(NamedTuple):
     """The request of a claim: a whole batch, or with `so_far` the part that is ready; the groups that the caller has;
-    and the seed of draws."""
+    the seed of draws; and the most bytes of frames that come with the groups."""
 
     so_far: bool = False
     known: Claimed | None = None
     seed: int = 0
+    most_bytes: int = 0
 
     def known_of(self, task: str) -> int:
         """How many groups of a task the caller has."""
@@ -144,12 +145,13 @@ def claimed_group(
     shaped: bytes,
     uses: int,
     probability: bytes,
+    *stored: bytes,
 ) -> ClaimedGroup:
-    """A group from its description, see `describe_groups`."""
+    """A group from its description, see `describe_groups`; `stored`: its prompt and frame, or nothing."""
     numbers = (oldest, arrival, tries, tokens, float(reward or 0))
     pipeline = PipelineOutput.decode(shaped)
     drawn = float(probability) if probability else None
-    return ClaimedGroup(task, group_id, *numbers, payload.decode(), nonce.decode(), rows, pipeline, uses, drawn)
+    return ClaimedGroup(task, group_id, *numbers, payload.decode(), nonce.decode(), rows, pipeline, uses, drawn, stored)
 
 
 def shortfall_of(step: int, replies: Mapping[str, Any], wanted: Mapping[str, int]) -> Shortfall:

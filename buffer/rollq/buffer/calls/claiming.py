@@ -30,6 +30,8 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
 
+MOST_FRAME_BYTES = 256 << 10
+"""Bytes of frames that come with a claim of each task: more would keep the server busy."""
 ReleaseMode = Literal["return", "drop", "quarantine"]
 
 
@@ -46,6 +48,7 @@ class Claiming(Sweeping):
         so_far: bool = False,
         known: Claimed | None = None,
         seed: int = 0,
+        frame_bytes: int = MOST_FRAME_BYTES,
     ) -> Claimed | Shortfall:
         """Return the batch of `step` with `sizes[task]` groups of each task, or its shortfall. Does not wait.
 
@@ -55,15 +58,16 @@ class Claiming(Sweeping):
 
         With `so_far`, a short batch starts with groups that the full batch will have: see `Claimed.lack`. Later calls
         return them too, with or without `so_far`. `known` is the result of the last such call, whose groups are not
-        read again. `seed` decides draws, together with the step and the completed groups. Raises `FencedError`,
-        `HistoryGone`, `CheckpointOverdue`, `ConfigError`.
+        read again. `seed` decides draws, together with the step and the completed groups. `frame_bytes` limits the
+        frames that come with the groups, so that `fetch` need not read them; 0 suits a caller that fetches few of the
+        groups. Raises `FencedError`, `HistoryGone`, `CheckpointOverdue`, `ConfigError`.
         """
         if not sizes:
             raise ConfigError("a batch needs a task: name its tasks and their groups")
         for task, size in sizes.items():
             if not 0 <= size <= MAX_IDS_PER_CALL:
                 raise ConfigError(f"task {task!r}: a batch of {size} groups; 0 to {MAX_IDS_PER_CALL} are possible")
-        asked = Asked(so_far, known, seed)
+        asked = Asked(so_far, known, seed, frame_bytes)
         while True:
             if short_ok:
                 sizes = self._sizes_at_hand(held, step, sizes)
@@ -218,7 +222,7 @@ class Claiming(Sweeping):
     def _claim_call(self, held: TrainerEpoch, step: int, task: str, plan: Plan, asked: Asked) -> Command:
         fence = (task_keys(self.run, task).clock, self.incarnation, held.epoch, held.nonce)
         planned = (plan.sizes[task], plan.claim_round, plan.releases, sum(plan.sizes.values()))
-        return ("claim", *fence, step, *planned, asked.seed, int(asked.so_far), asked.known_of(task))
+        return ("claim", *fence, step, *planned, asked.seed, int(asked.so_far), asked.known_of(task), asked.most_bytes)
 
     def _without_manifest(self, tasks: Iterable[str], step: int) -> list[str]:
         names = list(tasks)

@@ -1,6 +1,6 @@
 """Payloads of claimed groups: their prompts and samples, decoded while later ones arrive."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollq.buffer.calls.core import BufferCore, pairs
@@ -21,11 +21,12 @@ class Fetching(BufferCore):
     """Calls that read whole groups, for the trainer, and for the coordinator's pipeline."""
 
     def fetch(self, groups: Sequence[ClaimedGroup]) -> list[Group]:
-        """Read the payloads of claimed groups, in order. Raises `CorruptGroup`."""
-        fetched: list[Group] = []
-        for start in range(0, len(groups), FETCH_GROUPS_PER_TRIP):
-            fetched += self._fetch(groups[start : start + FETCH_GROUPS_PER_TRIP])
-        return fetched
+        """Read the payloads of claimed groups, in order, unless they came with the claim. Raises `CorruptGroup`."""
+        missing, read = [group for group in groups if not group.stored], list[Group]()
+        for start in range(0, len(missing), FETCH_GROUPS_PER_TRIP):
+            read += self._fetch(missing[start : start + FETCH_GROUPS_PER_TRIP])
+        in_order = iter(read)
+        return [self._decode_stored(group) if group.stored else next(in_order) for group in groups]
 
     def sizes_bytes(self, groups: Sequence[ClaimedGroup]) -> list[int]:
         """The size of the frame with the samples of each group, which must have rows; 0 if it is gone."""
@@ -71,17 +72,35 @@ class Fetching(BufferCore):
             strict=True,
         )
         return [
-            Group(*group[:2], prompt, samples[i], group.oldest_version, group.arrival, group.tries, group.shaped)
-            for i, (group, prompt) in enumerate(zip(groups, decoded, strict=False))
+            _whole(group, prompt, samples[index])
+            for index, (group, prompt) in enumerate(zip(groups, decoded, strict=False))
         ]
+
+    def _decode_stored(self, group: ClaimedGroup) -> Group:
+        """A group that came with its claim."""
+        prompt, frame = group.stored
+        return _whole(group, _decode_prompt(group, prompt), self._samples_of(group, {WHOLE: frame}))
 
     def _decode_samples(self, group: ClaimedGroup, reply: Any) -> Samples:
         if isinstance(reply, Exception):
             raise reply
         try:
-            return decode_group(_frames(group, reply), group_size=self.rules(group.task).group_size)
+            frames = _frames(group, reply)
         except CorruptFrame as error:
             raise CorruptGroup(group.task, group.group_id, str(error)) from error
+        return self._samples_of(group, frames)
+
+    def _samples_of(self, group: ClaimedGroup, frames: Mapping[str, bytes]) -> Samples:
+        try:
+            return decode_group(frames, group_size=self.rules(group.task).group_size)
+        except CorruptFrame as error:
+            raise CorruptGroup(group.task, group.group_id, str(error)) from error
+
+
+def _whole(group: ClaimedGroup, prompt: Prompt, samples: Samples) -> Group:
+    """A claimed group with its prompt and samples."""
+    claim = (group.oldest_version, group.arrival, group.tries, group.shaped)
+    return Group(group.task, group.group_id, prompt, samples, *claim)
 
 
 def _by_place(groups: Sequence[ClaimedGroup]) -> tuple[list[int], dict[int, PayloadName]]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
+from rollq.buffer.calls.claiming import MOST_FRAME_BYTES
 from rollq.buffer.calls.replies.claims import Claimed, Shortfall
 from rollq.buffer.errors import (
     ClaimTimeout,
@@ -118,12 +119,14 @@ class BatchClaimer:
         stop: threading.Event,
         *,
         rank: int,
+        world_size: int,
         seed: int,
         timeout_s: float | None,
         short: Callable[[Shortfall], None],
         meanwhile: Callable[[], None],
     ) -> None:
         self._rank = rank
+        self._frame_bytes = MOST_FRAME_BYTES if world_size == 1 else 0  # one of several ranks trains a share
         self._seed = seed
         self._lease = lease
         self._sizes = sizes
@@ -228,7 +231,13 @@ class BatchClaimer:
 
     def _try_claim(self, step: int, *, so_far: bool = False, known: Claimed | None = None) -> Claimed | Shortfall:
         outcome = self._lease.buffer.claim(
-            self._lease.epoch, step, self._sizes.at(step), so_far=so_far, known=known, seed=self._seed
+            self._lease.epoch,
+            step,
+            self._sizes.at(step),
+            so_far=so_far,
+            known=known,
+            seed=self._seed,
+            frame_bytes=self._frame_bytes,
         )
         if not isinstance(outcome, Claimed) or outcome.releases >= self._releases(step):
             return outcome

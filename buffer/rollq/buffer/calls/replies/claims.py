@@ -12,7 +12,8 @@ class ClaimedGroup(NamedTuple):
     """One group of a claimed batch, without its samples. `tokens` counts response tokens, and `reward` is the mean over
     samples. `payload` is the key of the samples' frame, '' if it is in the group's rollout. `nonce` belongs to the
     lease that made the samples. `rows` are described in `rollq.buffer.wire.sample_rows`. `uses` says how often the
-    group was trained before. `probability` is the probability of its draw, None in an order without draws."""
+    group was trained before. `probability` is the probability of its draw, None in an order without draws. `stored`
+    has its prompt and the frame of its samples, if they came with the claim."""
 
     task: str
     group_id: int
@@ -27,6 +28,7 @@ class ClaimedGroup(NamedTuple):
     shaped: PipelineOutput | None = None
     uses: int = 0
     probability: float | None = None
+    stored: tuple[bytes, ...] = ()
 
 
 class Counting(NamedTuple):

@@ -2,14 +2,16 @@
 -- order stay, and none is added once it is whole.
 -- Moves: completed -> claimed
 -- KEYS: clock
--- ARGV: incarnation, epoch, nonce, step, want, claim_round, releases, step_groups, seed, so_far, known
+-- ARGV: incarnation, epoch, nonce, step, want, claim_round, releases, step_groups, seed, so_far, known, most_bytes
 --   want: how many groups   claim_round, releases: of the step's plan   step_groups: of the batch, of all its tasks
 --   seed: of draws   so_far: 1 to take what is there of a batch that is short
 --   known: how many of its groups the caller has already
+--   most_bytes: of frames that come with the groups
 -- Returns: `batch`, or `open` for a batch that still fills; then the floors of dead epochs when its first groups were
 --   claimed, its round, its releases, the staleness at which its tokens are masked, lines of later groups for which
 --   both differ (see `later_line`); what an open one lacks: how many groups are ready, how many in generation must be
---   waited for, how many must reach the archive first; and its groups after the known ones (see `describe_groups`). Or
+--   waited for, how many must reach the archive first; and its groups after the known ones (see `describe_groups`),
+--   each that fits with its prompt and the frame of its samples. Or
 --   `short` and what the batch lacks; or `sweep`, 0, 0, 0 when stale groups are in the way of an order that is not by
 --   version: call expire first; or `given_up`, 0, 0, 0 when the round was undone or released: look at the plan again
 -- Caller: Claiming._claim_call; the trainer, any rank
@@ -19,6 +21,27 @@
 -- old as they were then. A batch that was open fills further.
 
 local FIRST_OF_BATCH = 10 -- where the groups of a batch begin in a reply
+
+-- Adds the prompt and the frame to groups in a reply of `describe_groups`, from index `first` on, as far as they fit
+-- into `most_bytes`. Frames in another place are left out.
+local function attach_frames(clock, reply, first, most_bytes)
+  for at = first, #reply do
+    local id, payload = reply[at][1], reply[at][7]
+    local rollout, size, frame = rollout_key(clock.prefix, id), 0, nil
+    if payload == '' then
+      size = redis.call('HSTRLEN', rollout, WHOLE)
+      frame = size <= most_bytes and redis.call('HLEN', rollout) == 1 and redis.call('HGET', rollout, WHOLE)
+    elseif not is_away(payload) then
+      local key = payload_key(clock.prefix, id, payload)
+      size = redis.call('STRLEN', key)
+      frame = size <= most_bytes and redis.call('GET', key)
+    end
+    if frame then
+      append_pair(reply[at], group_fields(clock, id, 'prompt'), frame)
+      most_bytes = most_bytes - size
+    end
+  end
+end
 
 local function refuse_step(clock, step)
   if step <= clock.committed then
@@ -100,12 +123,14 @@ local function extend(clock, manifest, step, lowest, count, old, seed)
 end
 
 -- The reply for a manifest, without the groups that the caller knows.
-local function describe_batch(clock, manifest, word, lack, known)
+local function describe_batch(clock, manifest, word, lack, request)
   local floors, claim_round, releases, threshold, later =
     fields(manifest, 'floors', 'round', 'releases', 'token_threshold', 'later')
   local numbers = { tonumber(claim_round), tonumber(releases), tonumber(threshold) }
   local reply = { word, floors, numbers[1], numbers[2], numbers[3], later or '', unpack(lack) }
-  return describe_manifest(clock, manifest, known, reply)
+  describe_manifest(clock, manifest, request.known, reply)
+  attach_frames(clock, reply, FIRST_OF_BATCH, request.most_bytes)
+  return reply
 end
 
 -- Starts the batch of a step, or adds to it, if there is enough. Returns the reply.
@@ -126,7 +151,7 @@ local function fill(clock, manifest, step, request)
   if request.so_far and not is_complete and unarchived == 0 then count = count_sure(clock, missing, ready) end
   if count == 0 and not is_complete then
     if not (open and request.so_far) then return { 'short', unpack(lack) } end
-    return describe_batch(clock, manifest, 'open', lack, request.known)
+    return describe_batch(clock, manifest, 'open', lack, request)
   end
   if not open then begin_manifest(clock, manifest, request.claim_round, request.releases, request.step_groups) end
   local added = extend(clock, manifest, step, lowest, count, old, request.seed)
@@ -139,16 +164,17 @@ local function fill(clock, manifest, step, request)
   write_clock(clock, { claimed_step = math.max(clock.claimed_step, step) })
   wake(clock, EVENT.claim)
   local word, still = is_complete and 'batch' or 'open', is_complete and { 0, 0, 0 } or lack
-  local reply = describe_batch(clock, manifest, word, still, request.known)
+  local reply = describe_batch(clock, manifest, word, still, request)
   local first = math.max(FIRST_OF_BATCH, #reply - added + 1)
   redis.call('HINCRBY', manifest, 'staleness', total_staleness(reply, first, step))
   return reply
 end
 
 local function claim(keys, args)
-  local incarnation, epoch, nonce, step, want, claim_round, releases, step_groups, seed, so_far, known = unpack(args)
+  local incarnation, epoch, nonce, step, want, claim_round, releases, step_groups, seed, so_far, known, most_bytes =
+    unpack(args)
   check_whole(step, claim_round, seed)
-  check_counts(want, releases, step_groups, known)
+  check_counts(want, releases, step_groups, known, most_bytes)
   check_choice(so_far, '0', '1')
   local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
@@ -164,6 +190,7 @@ local function claim(keys, args)
     seed = seed,
     so_far = so_far == '1',
     known = tonumber(known),
+    most_bytes = tonumber(most_bytes),
   }
   if has_batch(manifest) then
     claim_round = math.max(claimed_round, claim_round) -- takes over what an earlier round's rank is about to undo
@@ -173,7 +200,7 @@ local function claim(keys, args)
     redis.call('HSET', manifest, 'numbered_in', clock.epoch, 'round', claim_round, 'releases', claimed_releases,
       'step_groups', step_groups)
     if open_target(manifest) then return fill(clock, manifest, step, request) end
-    return describe_batch(clock, manifest, 'batch', { 0, 0, 0 }, request.known)
+    return describe_batch(clock, manifest, 'batch', { 0, 0, 0 }, request)
   end
   if claim_round <= given_up then return { 'given_up', 0, 0, 0 } end
   return refuse_step(clock, step) or fill(clock, manifest, step, request)
