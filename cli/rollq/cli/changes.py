@@ -14,7 +14,7 @@ VERBS = {Order.PAUSE: "Pause", Order.RUN: "Resume", Order.DRAIN: "Drain"}
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An order to a task or to a worker. `text` describes its effect; `is_possible`: whether it has one."""
+    """An order to a task or to a worker. `text` describes its effect, and `is_possible` says whether it has one."""
 
     order: Order
     kind: str  # task or worker
@@ -29,7 +29,7 @@ class Change:
 
 
 def change_of(run: RunStatus, order: Order, kind: str, name: str) -> Change:
-    """The change that an order would make to what is selected."""
+    """The change that an order would make to the selected task or worker."""
     return _of_task(run, order, name) if kind == "task" else _of_worker(run, order, name)
 
 

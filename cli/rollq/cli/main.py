@@ -1,5 +1,5 @@
-"""The `rollq` command. Each command is imported when it runs, and imports what it needs inside its function, so that
-`rollq --help` is quick."""
+"""The `rollq` command. Each command is imported when it runs, and its imports are inside its function, so that `rollq
+--help` is quick."""
 
 import difflib
 from importlib import import_module
@@ -59,7 +59,7 @@ RENAMED = {
     "show": "groups show",
     "query": "groups query",
 }
-"""Former name of a command -> how to write it today."""
+"""Former name of a command -> its present name."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 

@@ -54,7 +54,7 @@ file_argument: Callable[[Command], Command] = click.argument("file", type=click.
 settings_file: Callable[[Command], Command] = click.argument(
     "file", type=click.Path(path_type=Path), required=False, callback=_existing
 )
-"""FILE of a command that has no --url."""
+"""FILE for a command that has no --url."""
 
 
 class _Words(click.Argument):
@@ -88,7 +88,7 @@ def _usage(context: click.Context, argument: click.Argument) -> str:
 
 
 def file_and(*, needs_file: bool = False, **following: str) -> Callable[[Command], Command]:
-    """Add FILE and the arguments that follow it: parameter -> how its usage is shown, as in "TASK", "[GROUP]" or
+    """Add FILE and the arguments that follow it: parameter -> its form in the usage line, as in "TASK", "[GROUP]" or
     "[RULE=VALUE]...". With `needs_file`, the command has no --url."""
     argument: Callable[[Command], Command] = click.argument(
         "words", cls=_Words, following=following, needs_file=needs_file

@@ -1,6 +1,6 @@
 """`rollq train --ranks N`: starts the ranks of a trainer on this machine, and ends them together.
 
-Unlike torchrun, it gives a checkpoint all the time it needs when the trainer is asked to stop.
+When the trainer is asked to stop, a checkpoint gets all the time that it needs, unlike with torchrun.
 """
 
 import logging
@@ -19,14 +19,14 @@ from rollq.consumer.launch import LAUNCHER
 log = logging.getLogger(__name__)
 
 END_WITHIN_S = 5.0
-"""Time for ranks to exit once another one has failed: they would wait for it forever."""
+"""The time, in seconds, for ranks to exit after another rank has failed: they would wait for it forever."""
 
 
 def run_ranks(count: int, arguments: Sequence[str]) -> None:
     """Run `rollq train` with `arguments` in `count` processes until all have exited.
 
-    SIGTERM and SIGINT are passed on to all, and the second signal kills them. Raises `RollqError` when a rank fails;
-    the others are then stopped.
+    SIGTERM and SIGINT are passed on to all, and the second signal kills them. Raises `RollqError` if a rank fails; the
+    other ranks are then stopped.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ConfigError("--ranks: another launcher, such as torchrun, has started this process: leave --ranks out")
@@ -65,7 +65,7 @@ def _start(rank: int, arguments: Sequence[str], common: Mapping[str, str]) -> "s
 
 
 def _first_failure(ranks: Sequence["subprocess.Popen[bytes]"]) -> int | None:
-    """Wait for the ranks; return the first one that fails, or None once all have succeeded."""
+    """Wait for the ranks; return the first rank that fails, or None once all have succeeded."""
     running = {os.pidfd_open(rank.pid): rank for rank in ranks}
     try:
         while running:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunLocation:
-    """The servers, the name and the archive of a run, and the settings file that named them, if one did.
+    """The servers, the name and the archive of a run, and the settings file that named them, if there is one.
 
     Its repr holds no password.
     """
@@ -73,8 +73,8 @@ class RunLocation:
         )
 
     def to_look_at(self, patience: Patience | None = None) -> Buffer:
-        """Connect to the run's buffer to look at groups. If the folder or bucket of payloads is unavailable, connect
-        without it and log that."""
+        """Connect to the run's buffer to inspect groups. If the folder or bucket of payloads is unavailable, connect
+        without it, and log the reason."""
         try:
             return Buffer.connect(
                 self.buffer_url, self.run, password=self.password, patience=patience, payloads=self.payloads
@@ -86,7 +86,7 @@ class RunLocation:
             return self.without_payloads(patience)
 
     def without_payloads(self, patience: Patience | None = None) -> Buffer:
-        """Connect to the run's buffer to look at its numbers; the folder or bucket of large payloads is not needed."""
+        """Connect to the run's buffer to inspect its numbers; the folder or bucket of large payloads is not needed."""
         limit = PayloadSettings(max_buffer_bytes=self.payloads.max_buffer_bytes)
         return Buffer.connect(self.buffer_url, self.run, password=self.password, patience=patience, payloads=limit)
 

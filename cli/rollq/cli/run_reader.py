@@ -18,16 +18,16 @@ from rollq.monitor.status.read import RunStatus, read_status
 log = logging.getLogger(__name__)
 
 UNANSWERED_S = 2.0
-"""How long a reading waits for the server."""
+"""How long a reading waits for the server, in seconds."""
 
 T = TypeVar("T")
 
 
 class RunReader:
-    """Connects on the first call, and reconnects after a failed one. For one thread at a time."""
+    """Connects on the first call, and reconnects after a failed call. For one thread at a time."""
 
     def __init__(self, location: RunLocation, connect: Callable[[Patience], Buffer] | None = None) -> None:
-        """`connect`: opens the run's buffer; by default one that reads no large payloads."""
+        """`connect` opens the run's buffer, by default without large payloads."""
         self._connect = connect or location.without_payloads
         self._queue = location.queue()
         self._buffer: Buffer | None = None
@@ -47,7 +47,7 @@ class RunReader:
         return self.call(lambda buffer: buffer.replace_reported_state(state, if_absent=if_absent))
 
     def call(self, do: Callable[[Buffer], T]) -> T:
-        """Return `do` of the run's buffer. Raises what it raises, and `ServerUnavailable`, `ServerRefused`."""
+        """Return `do(buffer)` for the run's buffer. Raises its errors, and `ServerUnavailable`, `ServerRefused`."""
         try:
             if self._buffer is None:
                 self._buffer = self._connect(Patience(UNANSWERED_S, UNANSWERED_S))
@@ -71,7 +71,7 @@ class Call(Protocol):
 
 
 class CurveFinder:
-    """Finds the curves of the run at `location`, whose buffer `call` reads, and of others on its server."""
+    """Finds the curves of the run at `location`, whose buffer `call` reads, and of other runs on its server."""
 
     def __init__(self, location: RunLocation, call: Call) -> None:
         self._location, self._call = location, call
@@ -93,7 +93,7 @@ class CurveFinder:
             return found
 
     def runs(self) -> list[str]:
-        """The names of the server's runs with curves; only this run for a user that may not list others."""
+        """The names of the server's runs with curves; only this run for a user that may not list other runs."""
         try:
             return self._call(lambda buffer: runs_with_curves(buffer.servers, buffer.patience))
         except ServerRefused as error:

@@ -1,4 +1,5 @@
-"""How a command ends on a signal: a role is asked to stop, a command with children shuts them down in bounded time."""
+"""How a command ends on a signal: a role is asked to stop, and a command with children shuts them down in bounded
+time."""
 
 import _thread
 import contextlib
@@ -14,7 +15,7 @@ from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 EXIT_WITHIN_S = 4.5
-"""Longest shutdown after an interrupt by default."""
+"""The longest shutdown after an interrupt by default, in seconds."""
 AGAIN_AFTER_S = 0.01
 """Seconds after which an interrupt that Python dropped is raised again."""
 INTERRUPT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -39,9 +40,8 @@ def stop_on_signals() -> threading.Event:
 
 @contextlib.contextmanager
 def forward_signals(processes: "Sequence[subprocess.Popen[bytes]]") -> Iterator[None]:
-    """Pass the first SIGTERM or SIGINT on to the processes, instead of ending.
-
-    The second one kills them: a process that is stuck in a library would never handle it.
+    """Pass the first SIGTERM or SIGINT on to the processes, instead of ending. The second signal kills them: a process
+    that is stuck in a library would never handle it.
     """
     seen = 0
 
@@ -71,7 +71,7 @@ def _let_it_end(within_s: float, later: signal.Handlers) -> None:
 @contextlib.contextmanager
 def interrupt_once(within_s: float = EXIT_WITHIN_S, *, again_kills: bool = False) -> Iterator[None]:
     """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt and ignore later ones, so that nothing cuts the
-    shutdown short; with `again_kills`, the next one kills. So does a shutdown that takes longer than `within_s`.
+    shutdown short; with `again_kills`, the next signal kills. So does a shutdown that takes longer than `within_s`.
 
     A signal may arrive inside a `__del__` or a weak reference's callback, where Python drops exceptions and reports
     them to `sys.unraisablehook`. In that case the interrupt is raised again, a moment later, until it gets through: a
@@ -120,7 +120,7 @@ def interrupt_once(within_s: float = EXIT_WITHIN_S, *, again_kills: bool = False
 
 
 def _runs(frame: FrameType | None, function: Callable[..., None]) -> bool:
-    """Whether a frame is of a function, or called by it."""
+    """Whether a frame belongs to a function, or was called by it."""
     while frame is not None:
         if frame.f_code is function.__code__:
             return True

@@ -1,4 +1,4 @@
-"""Pause, resume and drain, of tasks and of workers."""
+"""Pauses, resumes and drains tasks and workers."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +22,7 @@ _ALREADY = {Order.RUN: "already runs", Order.PAUSE: "is already paused", Order.D
 
 def why_not(control: Control, order: Order, *, named: bool) -> str:
     """Why an order changes nothing for a task in `control`, as in "it already runs"; empty if it changes something.
-    `named`: the order names the task."""
+    `named` says whether the order names the task."""
     if control is CONTROLS[order][0]:
         return _ALREADY[order]
     match order:
@@ -36,7 +36,7 @@ def why_not(control: Control, order: Order, *, named: bool) -> str:
 
 
 def way_back(task: str, control: Control, order: Order, *, is_retired: bool) -> str:
-    """How to restart a task that is retired, or has ended, after an order that does not; empty for other tasks."""
+    """How to restart a task that is retired or has ended, if the order does not restart it; empty for other tasks."""
     if is_retired and order is Order.RUN:
         return f"it is retired, and `rollq set {task} batch_groups=N` brings it back"
     return f"`rollq resume --task {task}` begins production again" if control is Control.DONE else ""
@@ -64,7 +64,7 @@ def steer_tasks(buffer: Buffer, names: Sequence[str], order: Order) -> Iterator[
 
 
 def steer_workers(buffer: Buffer, names: Sequence[str], order: Order) -> Iterator[str]:
-    """Give an order to the workers with one of these names, or [worker] names; yields a line for each.
+    """Give an order to the workers with one of these names, or with one as [worker] name; yields a line for each.
 
     Raises `ConfigError` for a name that no worker has.
     """

@@ -1,4 +1,4 @@
-"""`rollq runs acl`: restricts who may do what."""
+"""`rollq runs acl`: restricts the rights of each role."""
 
 import os
 import secrets
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     "folder",
     type=click.Path(path_type=Path),
     required=True,
-    help="Folder with a password file per user; those that are missing are created, readable only for you.",
+    help="Folder with a password file per user; missing files are created, readable only by you.",
 )
 @click.option(
     "--also",
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 def acl(file: Path, folder: Path, also: tuple[str, ...]) -> None:
     """Print an ACL file with one user per role of the run: producer, worker, trainer, monitor, operator.
 
-    Two more users take care of the server: admin, the only one that may change it, and replica, as which a replica logs
+    Two more users manage the server: admin, the only user that may change it, and replica, which a replica uses to log
     in to its primary. The default user is switched off. FILE is rollq.toml. The ACL file holds digests of the
     passwords. Give each machine only the password file of its role, and keep the admin's file away from all roles.
 
-    The file names the functions of this release. While another one is replaced, role by role, use the newer rollq with
-    --also and the digest of the other one, which `rollq doctor` prints.
+    The file names the functions of this release. While roles are upgraded one by one, use the newer rollq with --also
+    and the digest of the other release, which `rollq doctor` prints.
 
     \b
     Example:

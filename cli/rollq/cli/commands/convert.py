@@ -16,7 +16,7 @@ def convert(file: Path, output: Path | None) -> None:
     """Write a rollq.toml from FILE, an RL config of XTuner v1 (.py) or settings of Trinity-RFT (.yaml).
 
     FILE is read, not run. Environment variables count as unset. Comments say where the two systems differ, which values
-    to replace, and which have no equivalent. YAML needs rollq[convert].
+    to replace, and which settings have no equivalent. YAML needs rollq[convert].
 
     \b
     Example:

@@ -30,7 +30,7 @@ TOKEN = "ROLLQ_DASHBOARD_TOKEN"
 LEAST_TOKEN = 16
 """Minimum length of a token, in characters."""
 BUSY_S = 10.0
-"""How long a request waits for earlier ones."""
+"""How long a request waits for earlier requests, in seconds."""
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ def dashboard(
 
 
 def _rollouts(shared: "_Shared", archive_url: str | None) -> tuple["Rollouts", Sequence["Status"]]:
-    """The groups of a run, of its archive too, and the statuses of groups that may be in the archive alone."""
+    """The groups of a run and of its archive, and the statuses of groups that may be only in the archive."""
     from rollq.monitor.dashboard.live_rollouts import LiveRollouts
 
     live = LiveRollouts(shared)
@@ -137,7 +137,7 @@ def _archive(url: str, texts: "TokenTexts") -> "Starlette":
 
 
 def _annotations(file: Path | None, reader: "_Shared") -> "AnnotationReader | str":
-    """A reader of what a run's trainer writes beside the archive, or why there is none."""
+    """A reader of the annotations that a run's trainer writes beside the archive, or why there is none."""
     from rollq.buffer.archive.annotations import AnnotationReader
     from rollq.cli.settings.file import load_settings
 
@@ -211,7 +211,8 @@ class _Orders:
 
 
 def _token(file: Path | None) -> str | None:
-    """The token of changes: the file's, else the environment's. Raises `ConfigError` for one that is easy to guess."""
+    """The token for changes: the file's, else the environment's. Raises `ConfigError` for a token that is easy to
+    guess."""
     name, token = TOKEN, os.environ.get(TOKEN)
     if file is not None:
         name = f"--token-file {str(file)!r}"
@@ -227,7 +228,7 @@ def _token(file: Path | None) -> str | None:
 
 
 def token_texts(file: Path | None) -> "TokenTexts":
-    """How tokens of the run become text: by the tokenizer that its settings name; else ids are shown."""
+    """The texts of the run's tokens, by the tokenizer that its settings name. Without one, ids are shown."""
     from rollq.cli.settings.file import load_settings
     from rollq.monitor.dashboard.groups import TokenTexts
 

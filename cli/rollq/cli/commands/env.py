@@ -1,4 +1,5 @@
-"""`rollq env`: lists environments, shows the keys that one sets, writes its rows, and checks and tries it."""
+"""`rollq env`: lists environments, shows the keys that an environment sets, writes its rows, and checks and tries
+it."""
 
 import asyncio
 import sys
@@ -202,7 +203,7 @@ def _environment(env: str, options: Sequence[str], split: str, rows: int, *, row
 
 
 def _options(given: Sequence[str]) -> Mapping[str, Any]:
-    """The options, their values written as in TOML; other values are texts. Raises `ConfigError`."""
+    """The options, with values as in TOML; other values are strings. Raises `ConfigError`."""
     import tomllib
 
     options: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""`rollq groups exclude`: takes rows out of a task's prompts."""
+"""`rollq groups exclude`: excludes rows of a task's prompts."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,7 +60,7 @@ def _number(row: str) -> int:
 
 
 def _by_shard(shards: Sequence[str], rows: Sequence[int]) -> Mapping[str, list[int]]:
-    """The rows of each shard: a row belongs to one."""
+    """The rows of each shard. A row belongs to one shard."""
     from rollq.buffer.rules.shards import shard_of
 
     if len(shards) == 1:

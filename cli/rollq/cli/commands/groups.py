@@ -1,4 +1,5 @@
-"""`rollq groups`: move single groups, or all that a query finds, and the commands beside these orders."""
+"""`rollq groups`: moves single groups, or all groups that a query finds. Other commands on groups are registered here
+too."""
 
 import sys
 from pathlib import Path

@@ -117,7 +117,8 @@ def _check(rows: "FinishedRows", stop: threading.Event) -> tuple[int | None, int
 
 
 def _check_logprobs(settings: "RollqSettings", task: str, problem: str, without_logprobs: bool) -> None:
-    """Raise `ConfigError` unless the trainer is known to need no logprobs. `problem` says how many groups lack some."""
+    """Raise `ConfigError` unless the trainer is known to need no logprobs. `problem` says how many groups lack
+    logprobs."""
     if settings.trainer is None:
         if not without_logprobs:
             raise ConfigError(

@@ -32,8 +32,8 @@ def recover(file: Path, weights: Path, step: int | None, relabel: bool, dry_run:
 
     FILE is rollq.toml. Later steps whose batches are still in the buffer are trained again, on the same groups; the
     optimizer starts over. The step of a checkpoint is in its trainer.json; the run knows the step of published weights
-    until a checkpoint covers them. If neither says it, give --step: without it they count as the weights after the
-    last trained step, although they may be older. A --step that differs from the recorded one is refused without
+    until a checkpoint covers them. If neither has the step, give --step: without it, the weights count as those after
+    the last trained step, although they may be older. A --step that differs from the recorded one is refused without
     --relabel.
 
     \b
@@ -87,9 +87,8 @@ class _Recorded(NamedTuple):
 
 
 def _chosen(step: int | None, recorded: _Recorded | None, possible: tuple[int, int], run: str, *, relabel: bool) -> int:
-    """The step that weights count as: the one given, or else recorded, or else the last of the `possible` ones.
-
-    Raises `ConfigError` if the given step contradicts what is recorded, or the buffer cannot continue after it.
+    """The step that weights count as: the given step, or else the recorded step, or else the last of the `possible`
+    steps. Raises `ConfigError` if the given step contradicts the recorded step, or the buffer cannot continue after it.
     """
     oldest, last = possible
     if relabel and step is None:
@@ -127,7 +126,8 @@ def _recorded(buffer: "Buffer", weights: Path) -> _Recorded | None:
 
 
 def _steps(buffer: "Buffer") -> tuple[int, int]:
-    """The first and the last step after which a trainer can continue. Raises `ConfigError` while one holds the run."""
+    """The first and the last step after which a trainer can continue. Raises `ConfigError` while a trainer holds the
+    run."""
     holder = buffer.holder()
     if holder is not None and holder.left_s > 0 and not holder.has_ended:
         raise ConfigError(f"{holder} holds run {buffer.run!r}: stop it first")

@@ -23,7 +23,7 @@ QUIET_S = 1.0
 
 @click.group()
 def runs() -> None:
-    """List, delete and recover runs, and restrict who may do what in one.
+    """List, delete and recover runs, and restrict the rights of a run's roles.
 
     \b
     Example:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from rollq.buffer.rules.settings import TaskRules
 
 SHARED_MARGIN = 3
-"""More steps before a batch with new shares: all tasks are changed before the first of them is trained."""
+"""Further steps before a batch with new shares, so that all tasks are changed before the first of these steps is
+trained."""
 Changes = Mapping[str, Mapping[str, Any]]
 """Task of the buffer -> name of a rule -> new value."""
 
@@ -70,8 +71,8 @@ def set_rules(
 
 
 def _check_are_rules(names: Iterable[str], task: str) -> None:
-    """Raise `ConfigError` for a key of a task's table that is not a rule: it takes effect only when a role reads the
-    file."""
+    """Raise `ConfigError` for a key of a task's table that is not a rule, since it takes effect only when a role reads
+    the file."""
     from rollq.buffer.rules.settings import TaskRules
     from rollq.cli.settings.task_settings import TaskSettings
     from rollq.cli.settings.task_tables import place_of
@@ -161,7 +162,7 @@ def _say(task: str, change: str) -> None:
 
 
 def _planned_text(clock: "Clock", rules: "TaskRules", batch: Mapping[str, int] | None) -> str:
-    """Describe what a change would do; empty where nothing would change."""
+    """Describe the effect of a change; empty if nothing would change."""
     from rollq.buffer.rules.revisions import Revision, differences
 
     changes = differences(clock.rules, rules)
@@ -171,7 +172,8 @@ def _planned_text(clock: "Clock", rules: "TaskRules", batch: Mapping[str, int] |
 
 
 def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run: bool, shared: bool = False) -> None:
-    """Change the rules. All changes are checked before the first is made. `shared`: they divide the batch again."""
+    """Change the rules. All changes are checked before the first is made. With `shared`, they divide the batch
+    again."""
     step = from_step or buffer.first_open_step() + (SHARED_MARGIN if shared else 0)
     planned = {task: buffer.plan_change(task, changes, batch_step=step) for task, changes in wanted.items()}
     size_change = _batch_change(buffer, {task: rules for task, (_, rules) in planned.items()}, step)
@@ -195,7 +197,7 @@ def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run
 def _batch_change(buffer: "Buffer", wanted: Mapping[str, Any], step: int) -> str:
     """A line about the new size of the batch of `step`, over all tasks; empty without one.
 
-    Raises `ConfigError` when no task is left in it.
+    Raises `ConfigError` if no task is left in it.
     """
     from rollq.buffer.rules.batch_sizes import groups_at
 

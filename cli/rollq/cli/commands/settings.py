@@ -62,7 +62,7 @@ def _named(name: str, tables: "Sequence[SettingsTable]") -> "list[SettingsTable]
 
 
 def _removed(name: str, tables: "Sequence[SettingsTable]") -> str | None:
-    """The value in words of a constant that was a key of one of the tables."""
+    """The value, in words, of a constant that was a key of one of the tables."""
     path, _, key = name.strip("[]").rpartition(".")
     called = (table for table in tables if not path or _is_called(table.name, path))
     return next((table.removed[key] for table in called if key in table.removed), None)

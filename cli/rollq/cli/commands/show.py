@@ -1,4 +1,4 @@
-"""`rollq groups show`: look at single groups."""
+"""`rollq groups show`: shows single groups."""
 
 import shutil
 import sys
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rollq.cli.groups.left import LeftGroups
 
 WIDTH = 100
-"""Columns of output that does not go to a terminal."""
+"""The width of output that does not go to a terminal, in columns."""
 
 
 @click.command(short_help="Show the life of a group and its samples.")

@@ -1,4 +1,4 @@
-"""`rollq try`: shows prompts as the model sees them, judged texts and samples of a few rows, without a server."""
+"""`rollq try`: shows prompts as the model sees them, judged texts, and samples of a few rows, without a server."""
 
 import asyncio
 import sys
@@ -185,7 +185,7 @@ def _with_model(worker: "WorkerSettings", model: Path) -> "WorkerSettings":
 def read_answers(path: Path) -> list[str]:
     """The lines of a file: plain text, or JSON strings in a `.jsonl` file.
 
-    Raises `ConfigError` for a file that is not text, and a line that is not a JSON string.
+    Raises `ConfigError` for a file that is not text, and for a line that is not a JSON string.
     """
     import orjson
 
@@ -211,7 +211,7 @@ def read_answers(path: Path) -> list[str]:
 
 
 def first_rows(file: "PromptFile", rows: int) -> tuple[list["TriedRow"], list[str]]:
-    """The usable rows among the first ones, and why the others are not."""
+    """The usable rows among the first rows, and why the other rows are unusable."""
     from rollq.workers.trying import TriedRow
 
     tried: list[TriedRow] = []

@@ -1,7 +1,7 @@
 """`rollq demo`: all roles on this machine, from prompts to a model that has learned, in minutes.
 
-It does what a user would do on several terminals: it creates a model, writes a `rollq.toml`, starts a server and the
-roles with their public commands, and watches them. Everything is kept in one folder.
+The demo does what a user would do on several terminals: it creates a model, writes a `rollq.toml`, starts a server and
+the roles with their public commands, and watches them. Everything is kept in one folder.
 """
 
 import math
@@ -112,7 +112,7 @@ def demo(out: Path | None, prepare: bool, max_staleness: int | None, **choices: 
 
 
 def prepare_demo(options: DemoOptions) -> None:
-    """Create a demo's folder and say how to run it. Raises `ConfigError` like `run_demo`."""
+    """Create a demo's folder, and print how to run it. Raises `ConfigError` like `run_demo`."""
     _check_packages(options.model)
     folder, tasks = _new_folder(options)
     url = f"redis://127.0.0.1:{DEFAULT_PORT}/0"
@@ -162,7 +162,8 @@ def check_learned(held_out: Mapping[str, Rewards], folder: DemoFolder) -> None:
 
 
 def _measured(options: DemoOptions, tasks: Sequence[DemoTask], evaluation_s: float, spent_s: float) -> DemoOptions:
-    """Say how long the demo takes on this machine, by its first evaluation; with `minutes`, choose the steps."""
+    """Print how long the demo takes on this machine, judging by its first evaluation. With `minutes`, choose the
+    steps."""
     from rollq.cli.demo.held_out import SAMPLES, read_prompts
 
     evaluated = SAMPLES * sum(len(read_prompts(held_out_settings(task))) for task in tasks)

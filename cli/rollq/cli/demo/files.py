@@ -21,7 +21,7 @@ TRIED_ROWS = 100
 
 @dataclass(frozen=True, slots=True)
 class DemoTask:
-    """One task of a demo: its JSONL files (the held-out rows are in a separate one), their fields, and its judge."""
+    """One task of a demo: its JSONL files (held-out rows have a separate file), their fields, and its judge."""
 
     name: str
     prompts: Path
@@ -146,10 +146,9 @@ def own_tasks(folder: DemoFolder, model: DemoModel = TINY) -> list[DemoTask]:
 
 
 def read_rows(prompts: Path, prompt_field: str, answer_field: str) -> list[bytes]:
-    """The lines of a user's prompt file, unchanged; the producer will report those that are not prompts.
-
-    Raises `ConfigError` for a file that cannot be read or has fewer than two rows, and `InvalidPrompt` when none of
-    the first rows is a prompt.
+    """The lines of a user's prompt file, unchanged; the producer will report lines that are not prompts. Raises
+    `ConfigError` for a file that cannot be read or has fewer than two rows, and `InvalidPrompt` if none of the first
+    rows is a prompt.
     """
     try:
         lines = prompts.read_bytes().splitlines()

@@ -61,7 +61,7 @@ PROMPTS = "".join(
 
 
 def files(run: str, env: str | None = None) -> dict[str, str]:
-    """The content of each file, by name. With an environment, the task's prompts and judge are the environment's."""
+    """The content of each file, by name. With an environment, the task has the environment's prompts and judge."""
     if env is None:
         settings = SETTINGS.format(run=json.dumps(run), task=OWN_TASK, max_tokens=8, evaluation="")
         return {"rollq.toml": settings, "prompts.jsonl": PROMPTS, "rewards.py": JUDGE}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 EVALUATIONS_PER_STEP = 6.0
-"""How many times as long as one process's evaluation of the same number of samples a train step of the roles takes.
+"""The time of a train step of the roles, divided by the time of one process's evaluation of the same number of samples.
 Measured on two cores."""
 LEAST_GAIN = 0.03
 """Least gain in mean reward for held-out prompts. Resampling the same prompts changes it by 0.012 (one standard
@@ -11,12 +11,12 @@ deviation; 16 seeds, the tiny model before training)."""
 
 
 def step_seconds(evaluation_s: float, evaluated: int, samples: int) -> float:
-    """How long a step of `samples` takes here, by an evaluation of `evaluated` samples."""
+    """The time that a step of `samples` takes here, estimated from an evaluation of `evaluated` samples."""
     return EVALUATIONS_PER_STEP * evaluation_s * samples / evaluated
 
 
 def steps_within(seconds: float, step_s: float, *, least: int, most: int) -> int:
-    """The steps that fit into the time; at least those that show learning."""
+    """The steps that fit into the time, but at least as many as show learning."""
     return max(least, min(most, int(seconds / step_s)))
 
 

@@ -8,8 +8,7 @@ class DemoModel:
     """One model of the demo.
 
     `install` is the command that makes `modules` importable. `steps` and `workers` are defaults of the options;
-    `least_steps` show learning.
-    `chat`: whether a user's prompts go through the chat template.
+    `least_steps` are enough to show learning. `chat` says whether a user's prompts go through the chat template.
     """
 
     name: str

@@ -50,9 +50,8 @@ EXAMPLE = (2, 3)
 
 
 def digit_sum_files() -> dict[str, bytes]:
-    """Content of the prompt files of `digits`, by file name: the 98 sums of two digits that are not the example's.
-
-    Of the 54 unordered pairs, `HELDOUT_PAIRS` are held out, each in both orders.
+    """Content of the prompt files of `digits`, by file name: the 98 sums of two digits other than the example. Of the
+    54 unordered pairs, `HELDOUT_PAIRS` are held out, each in both orders.
     """
     pairs = [(a, b) for a in range(10) for b in range(a, 10) if (a, b) != EXAMPLE]
     random.Random(f"{SEED} digits").shuffle(pairs)
@@ -63,7 +62,7 @@ def digit_sum_files() -> dict[str, bytes]:
 
 
 def _digit_sums(pairs: Sequence[tuple[int, int]]) -> bytes:
-    """The rows of unordered pairs: each pair in both orders, one row where these are the same."""
+    """The rows of unordered pairs: each pair in both orders, or one row if these are the same."""
     example = f"{_question(*EXAMPLE)} {sum(EXAMPLE)}\n\n"
     ordered = [order for a, b in pairs for order in sorted({(a, b), (b, a)})]
     return b"".join(

@@ -107,7 +107,8 @@ class DemoOptions:
 def demo_toml(
     options: DemoOptions, folder: DemoFolder, tasks: Sequence[DemoTask], url: str, *, archived: bool = False
 ) -> str:
-    """The demo's `rollq.toml`; `url` is its server's. `archived`: an archiver keeps what is trained, in the folder."""
+    """The demo's `rollq.toml`; `url` is its server's URL. With `archived`, an archiver keeps trained groups in the
+    folder."""
     return FILE.format(
         run=_toml(RUN),
         seed=options.seed,
@@ -147,7 +148,7 @@ def _task_toml(options: DemoOptions, folder: DemoFolder, task: DemoTask) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A text, a boolean or texts in TOML, which writes them as JSON does."""
+    """A string, a boolean or a list of strings in TOML, which writes them as JSON does."""
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -1,7 +1,7 @@
 """The demo's tiny model: a real Qwen3 of 0.3 M parameters with a byte-level tokenizer, warmed up so that RL has work.
 
 The warm-up is supervised, on answers that are wrong on purpose in 60 % of cases: afterwards the model knows the right
-answer but does not prefer it (about 0.3 of its samples are right), which is the state that RL starts from.
+answer but does not prefer it (about 0.3 of its samples are right), which is where RL starts.
 The result is an ordinary Hugging Face model folder; nothing in rollq knows that it is tiny.
 """
 
@@ -141,8 +141,8 @@ def warm_up(
     lesson: Callable[[Question, random.Random], Question] = sometimes_wrong,
     measured: Callable[[float], None] = lambda _: None,
 ) -> float:
-    """Train on what `lesson` makes of `questions`, by default 60 % wrong answers; returns the last loss in nats per
-    token. Soon after the start, `measured` gets the seconds that all steps will take."""
+    """Train on the questions that `lesson` makes from `questions`, by default with 60 % wrong answers; returns the last
+    loss in nats per token. Soon after the start, `measured` gets the seconds that all steps will take."""
     rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=LEARNING_RATE, total_steps=steps, pct_start=0.1)
@@ -181,8 +181,8 @@ def make_tiny_model(
     progress: bool = True,
     measured: Callable[[float], None] = lambda _: None,
 ) -> WarmUp:
-    """Train a model into `folder`; the same arguments give the same weights. `heldout`: task -> questions. `measured`:
-    see `warm_up`."""
+    """Train a model into `folder`; the same arguments give the same weights. `heldout` maps tasks to questions.
+    `measured` is passed to `warm_up`."""
     tokenizer = make_tokenizer()
     model = make_model(len(tokenizer), seed)
     loss = warm_up(model, tokenizer, train, seed=seed, steps=steps, progress=progress, measured=measured)

@@ -48,7 +48,7 @@ class LeftGroups:
         return [group for entry in listed for group in self.look(entry.task, entry.group_id)]
 
     def matching(self, query: Any) -> "Iterator[GroupRecord]":
-        """The groups that match a query; if the archive cannot be reached, none, and `trouble` says why."""
+        """The groups that match a query. If the archive cannot be reached, there are none, and `trouble` says why."""
         try:
             if self._archive:
                 yield from self._archive.matching(query)

@@ -18,14 +18,14 @@ from rollq.monitor.dashboard.orders import change_of_group
 from rollq.monitor.text.units import count
 
 MOST_GROUPS = 1000
-"""Groups that one order is for."""
+"""The most groups in one order."""
 MOST_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The groups that an order is for. `missing`: named groups that are not in the buffer; `more`: whether more were
-    found."""
+    """The groups that an order is for. `missing` are named groups that are not in the buffer. `more` says whether
+    further groups were found."""
 
     groups: Sequence[GroupRecord]
     missing: Sequence[str] = ()
@@ -40,7 +40,7 @@ class Outcome:
     left: dict[str, str] = field(default_factory=dict)
 
     def note(self, group: GroupRecord, order: GroupOrder, ordered: Ordered) -> None:
-        """Count a group that moves, or keep the reason why it does not."""
+        """Count a group that moves, or keep the reason why it does not move."""
         if ordered.refusal is None:
             self.moved[group.status] += 1
         else:

@@ -1,8 +1,7 @@
-"""Finished conversations as samples: the assistant wrote some of their turns, and the loss counts these.
-
-Every turn is rendered as for the model: its tokens are the chat template's text after the earlier conversation, up to
-the end-of-sequence token. Turns share a segment for as long as the template keeps earlier ones as they were; a template
-that drops earlier reasoning starts another segment.
+"""Finished conversations as samples: the assistant wrote some of their turns, and the loss counts these turns. Every
+turn is rendered as for the model: its tokens are the chat template's text after the earlier conversation, up to the
+end-of-sequence token. Turns share a segment as long as the template keeps earlier turns unchanged; a template that
+drops earlier reasoning starts another segment.
 """
 
 from collections.abc import Mapping, Sequence

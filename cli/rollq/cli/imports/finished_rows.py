@@ -1,7 +1,7 @@
 """Files of finished samples, as groups for `Buffer.insert`. docs/guide/import.md describes the columns.
 
 A row of a user's file is a group: a prompt, read as the producer reads it, and its responses. In a file written by
-`rollq export`, a row is a sample, and the consecutive rows of a group form it.
+`rollq export`, a row is a sample, and consecutive rows form a group.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,13 +48,13 @@ _EXPORTED: Final = ("prompt_record", "task", "group_id", "sample", "response_ids
 """Columns that identify a row of `rollq export`."""
 
 Placed = tuple[str, Mapping[str, Any]]
-"""Where a row is, for messages, and its columns."""
+"""The place of a row, for messages, and its columns."""
 
 
 @dataclass(frozen=True)
 class FinishedRows:
-    """The groups of the file at `path`, for `task`. `default_reward`: of samples that have none; None is an error.
-    `vocab_size`: how many token ids the model knows; None: any."""
+    """The groups of the file at `path`, for `task`. `default_reward` is the reward of samples that have none; if it is
+    None, such samples are errors. `vocab_size` is the number of token ids that the model knows, None for any."""
 
     path: Path
     task: TaskSettings
@@ -77,7 +77,7 @@ class FinishedRows:
             yield place, group
 
     def check(self) -> Iterator[FinishedGroup]:
-        """Each group, after all that `Buffer.insert` checks. Raises what `groups` does."""
+        """Each group, after all checks of `Buffer.insert`. Raises what `groups` does."""
         for place, group in self.groups():
             try:
                 encode_finished(group, self.task, self.vocab_size)
@@ -123,7 +123,7 @@ class FinishedRows:
         return FinishedGroup(prompt, tuple(samples))
 
     def _conversation(self, row: Mapping[str, Any], first: int) -> FinishedGroup:
-        """The group of a row whose `messages` have turns of the assistant, the first one at `first`."""
+        """The group of a row whose `messages` have turns of the assistant, beginning at `first`."""
         if self.task.group_size != 1:
             raise ValueError(f"'messages' is one conversation, so group_size must be 1, not {self.task.group_size}")
         if not first:
@@ -269,7 +269,7 @@ def _prompt_of(row: Mapping[str, Any]) -> Prompt:
 
 
 def _responses(row: Mapping[str, Any]) -> tuple[str, Sequence[Any]]:
-    """The field with the responses, and one item for each: a text, or token ids."""
+    """The field with the responses, and one item for each response: a string, or token ids."""
     field = next((name for name in RESPONSES if row.get(name) is not None), None)
     if field is None:
         raise ValueError(f"no field {', '.join(map(repr, RESPONSES))}; the row has {sorted(row)[:20]}")

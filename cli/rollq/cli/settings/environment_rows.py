@@ -14,8 +14,8 @@ from rollq.environments.rows import write_missing_rows
 
 
 def identities(settings: RollqSettings, *, with_rows: bool = False) -> dict[str, str]:
-    """A name, such as `environment of tasks.sums` -> its package, version and options, as one text. `with_rows`: only
-    of environments that have rows.
+    """A name, such as `environment of tasks.sums` -> its package, version and options, as one string. With `with_rows`,
+    only of environments that have rows.
 
     Raises `ConfigError` without the package.
     """

@@ -1,9 +1,9 @@
 """Reads `rollq.toml`, with overrides from the environment.
 
-Paths in the file are relative to its folder. Secrets and URLs may come from the environment instead, which wins:
-`ROLLQ_RUN`, `ROLLQ_REDIS_URL`, `ROLLQ_QUEUE_URL`, `ROLLQ_REDIS_USER`, `ROLLQ_REDIS_PASSWORD`, or
+Paths in the file are relative to its folder. Secrets and URLs may come from the environment instead, which takes
+precedence: `ROLLQ_RUN`, `ROLLQ_REDIS_URL`, `ROLLQ_QUEUE_URL`, `ROLLQ_REDIS_USER`, `ROLLQ_REDIS_PASSWORD`, or
 `ROLLQ_REDIS_PASSWORD_FILE`, which names a file with the password; and for TLS `ROLLQ_REDIS_CA_FILE`,
-`ROLLQ_REDIS_CERTIFICATE_FILE` and `ROLLQ_REDIS_KEY_FILE`. `ROLLQ_PAYLOADS_URL` names where large payloads are.
+`ROLLQ_REDIS_CERTIFICATE_FILE` and `ROLLQ_REDIS_KEY_FILE`. `ROLLQ_PAYLOADS_URL` names the place of large payloads.
 """
 
 import os
@@ -78,9 +78,9 @@ def _config_error(path: Path, problems: list[str]) -> ConfigError:
 
 
 OPTIONS = ("options", "agent_options")
-"""Tables of engines and agent loops: plain values until these validate them."""
+"""Tables of engines and agent loops, whose values are plain until the engines and loops validate them."""
 PATH_OPTIONS = ("model", "workspace")
-"""Paths in them, and in these tables of an engine."""
+"""Keys with paths in these tables."""
 ENGINE_TABLES = ("engine_args", "speculative_config")
 
 

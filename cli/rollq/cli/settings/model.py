@@ -1,7 +1,6 @@
-"""`rollq.toml`: the settings of every role in one file, the same file for every role. See examples/rollq.toml.
-
-Rules that involve several sections are checked here; nothing below knows more than its own part.
-`rollq.cli.settings.file` reads the file.
+"""`rollq.toml`: the settings of every role in one file, the same for every role. See examples/rollq.toml. Rules that
+involve several sections are checked here; each section's model checks only its own part. `rollq.cli.settings.file`
+reads the file.
 """
 
 from collections.abc import Iterator, Mapping
@@ -69,11 +68,11 @@ class RollqSettings(Settings):
         return self
 
     def train_tasks(self) -> dict[str, TaskSettings]:
-        """The tasks to train as the buffer keeps them: each of their shards is one."""
+        """The tasks to train as the buffer keeps them, where each shard is a task."""
         return {shard: part for name, task in self.tasks.items() for shard, part in task.as_shards(name).items()}
 
     def produced_tasks(self) -> dict[str, TaskSettings]:
-        """The tasks to train that producers feed: those that are not offline."""
+        """The tasks to train that producers feed: all except offline tasks."""
         return {name: task for name, task in self.train_tasks().items() if not task.offline}
 
     def served_tasks(self) -> dict[str, WorkerTask]:
@@ -92,8 +91,8 @@ class RollqSettings(Settings):
         return settings
 
     def row_readers(self) -> dict[str, RowReader]:
-        """Task or evaluation -> reader of the answers that its judges compare with. Raises `ConfigError` for options
-        that a judge does not take."""
+        """Task or evaluation -> the reader of the answers with which its judges compare. Raises `ConfigError` for
+        options that a judge does not take."""
         readers: dict[str, RowReader] = {}
         tables: dict[str, Mapping[str, JudgedPrompts]] = {"tasks": self.tasks, "evaluations": self.evaluations}
         for root, judged in tables.items():

@@ -120,7 +120,7 @@ COMMON: Final[Mapping[str, str]] = {
 RARE_OF_TASKS: Final = frozenset({"env_split", "env_shared"})
 """Keys of `[tasks.NAME]` that are advanced; all others are common."""
 EXPERIMENTAL: Final = {"[trainer.nccl]": "", "[trainer]": "colocated replay_experts"}
-"""Table -> its keys for features that no GPU has run yet; all of a table without keys."""
+"""Table -> its keys for features that have not run on a GPU yet; all keys of a table that lists none."""
 UNITS: Final = {"_s": "seconds", "_ms": "milliseconds", "_bytes": "bytes", "_tokens": "tokens", "_steps": "train steps"}
 """End of a key -> its unit."""
 WORDS: Final[Mapping[Any, str]] = {
@@ -143,7 +143,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class SettingsTable:
-    """A table of `rollq.toml`, what it is about, its keys, and why it no longer has others."""
+    """A table of `rollq.toml`: its subject, its keys, and why it no longer has others."""
 
     name: str
     about: str
@@ -152,7 +152,7 @@ class SettingsTable:
 
 
 def reference() -> list[SettingsTable]:
-    """All tables but the options of engines."""
+    """All tables except the options of engines."""
     top = {name: RollqSettings.model_fields[name] for name in ("run", "seed")}
     tables = [SettingsTable("", "Before the first table.", tuple(_settings("", top)))]
     for name, model in TABLES.items():

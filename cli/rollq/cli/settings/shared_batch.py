@@ -14,7 +14,7 @@ TaskTables = Mapping[str, Mapping[str, Any]]
 
 
 class BatchStep(Settings):
-    """A change of the batch from a train step on; what is left out stays as it was."""
+    """A change of the batch from a train step on; keys that are left out keep their values."""
 
     step: int = Field(gt=1, description="first train step with this batch")
     groups: int | None = Field(default=None, gt=0, le=MAX_BATCH_GROUPS, description="groups of all tasks together")
@@ -33,7 +33,7 @@ class BatchSettings(Settings):
 def share_batch(data: Any) -> Any:
     """The content of `rollq.toml` with every task's batch size and schedule filled in from `[batch]`.
 
-    Raises `ValueError` for tasks that give their own, and for weights that cannot be used.
+    Raises `ValueError` for tasks that set their own batch size, and for weights that cannot be used.
     """
     if not isinstance(data, dict) or "batch" not in data or not isinstance(data.get("tasks"), dict):
         return data

@@ -16,7 +16,7 @@ from rollq.workers.judging.task_judge import row_reader
 
 
 class JudgedPrompts(PromptSettings, RolloutSettings):
-    """Prompts, and how their samples are made and judged: the keys that tasks and evaluations share."""
+    """Prompts, and the generation and judging of their samples: the keys that tasks and evaluations share."""
 
     env: str | None = Field(
         default=None, description='an environment, as in "reasoning-gym:chain_sum": sets prompts, judge and agent loop'

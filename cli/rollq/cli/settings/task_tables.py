@@ -1,4 +1,4 @@
-"""The tables of a task in `rollq.toml`: the keys that everybody sets, and a table below for each other subject.
+"""The tables of a task in `rollq.toml`: the keys that every task sets, and below them a table for each other subject.
 
 The file's tables become one flat table, which the roles' models check. `place_of` maps a key back to its place in the
 file, for errors. Pure.
@@ -59,10 +59,10 @@ REMOVED: Final = {
     "prompt_stats": "every prompt_order but shuffle keeps statistics; leave it out",
     "shuffle_seed": "the order follows seed, before the first table; leave it out",
 }
-"""Key that is a constant, or another key -> what to do."""
+"""Key that is now a constant or has another name -> the remedy."""
 
 _FIELDS: Final = {("curriculum", "low"): "curriculum_low", ("curriculum", "high"): "curriculum_high"}
-"""Table and key -> field of the models, where it has another name."""
+"""Table and key -> the field of the models, if its name differs."""
 _PLACES: Final = {_FIELDS.get((table, key), key): (table, key) for table, keys in SUBTABLES.items() for key in keys}
 """Field of the models -> its table and key in the file."""
 _ROOTS: Final = ("tasks", "evaluations")

@@ -1,1 +1,1 @@
-"""`rollq top`: the status of a run, live, and pause, resume and drain by keyboard."""
+"""`rollq top`: shows the status of a run live, and pauses, resumes and drains by keyboard."""

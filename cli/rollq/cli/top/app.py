@@ -110,7 +110,7 @@ class Top(App[None]):
             self._feed.wake()
 
     def action_order(self, order: str) -> None:
-        """Ask whether to give an order to what is selected."""
+        """Ask whether to give an order to the selected task or worker."""
         run, table = self._feed.frame.run, self.focused
         if run is None or not isinstance(table, DataTable) or not table.row_count:
             return
@@ -177,7 +177,7 @@ class Top(App[None]):
         _fill(main.query_one("#workers", DataTable), titles, rows)
 
     def _age(self, frame: Frame) -> Text:
-        """How old the reading is, and why there is no newer one."""
+        """The age of the reading, and the reason why there is no newer reading."""
         age_s = self._feed.now() - frame.read_s
         text = f"{seconds_in_words(age_s)} old" + (f", no answer: {shortened(frame.error)}" if frame.error else "")
         return Text(f"{text}; ", style="bold red" if frame.error or age_s >= OLD_S else "")

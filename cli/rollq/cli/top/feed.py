@@ -14,7 +14,7 @@ from rollq.monitor.status.read import RunStatus
 
 EVERY_S = 1.0
 HISTORY_ROWS = 360
-"""Rows of history to show: an hour."""
+"""The rows of history that are shown: an hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Feed:
         """`now` is a steady clock in seconds."""
         self.frame = Frame()
         self.task = ""
-        """The task whose history to show; empty: the first one."""
+        """The task whose history is shown; empty means the first task."""
         self.now = now
         self._reader = reader
         self._history_s = -HISTORY_ROW_MS / 1000

@@ -1,1 +1,1 @@
-"""`rollq up`: all roles of a settings file on this machine, as supervised child processes."""
+"""`rollq up`: runs all roles of a settings file on this machine, as supervised child processes."""

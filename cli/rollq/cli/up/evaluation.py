@@ -1,4 +1,4 @@
-"""Evaluates saved weights: a separate run, which trains nothing, tries one folder after another."""
+"""Evaluates saved weights: a separate run, which trains nothing, evaluates one folder after another."""
 
 import os
 import re
@@ -55,10 +55,8 @@ class Evaluated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """An evaluation of saved weights by `workers` workers of this machine, with its files in `folder`, which the caller
-    holds alone.
-
-    `url`: the server that was started for it; None if it uses the server of the settings.
+    """An evaluation of saved weights by `workers` workers of this machine, with its files in `folder`, which only the
+    caller may use. `url` is the server that was started for it, None if it uses the server of the settings.
     """
 
     settings: RollqSettings

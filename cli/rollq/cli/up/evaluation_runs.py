@@ -1,8 +1,8 @@
 """The runs of evaluations: each has a note in the folder of its evaluation for as long as it may exist.
 
-By the notes, an evaluation deletes what one that was killed has left. Its caller holds the folder alone, so the process
-of an older note has ended, if it was of this machine. On another machine, perhaps the lock does not hold: runs from
-there are deleted only if no role uses them.
+With the notes, an evaluation deletes the runs that killed evaluations have left. Its caller holds a lock on the folder,
+so the process that wrote an older note on this machine has ended. On other machines, the lock may have no effect: runs
+from there are deleted only if no role uses them.
 """
 
 import hashlib
@@ -31,7 +31,8 @@ class EvaluationRuns:
 
     @classmethod
     def at(cls, location: RunLocation, folder: Path, *, is_beside: bool) -> "EvaluationRuns":
-        """Those on the server at the location. `is_beside`: it was started for the evaluation, at any port."""
+        """The runs on the server at the location. `is_beside` says that the server was started for the evaluation, at
+        any port."""
         server = "beside" if is_beside else hashlib.sha256(location.buffer_url.encode()).hexdigest()[:16]
         return cls(folder / "runs" / server)
 
@@ -50,7 +51,7 @@ class EvaluationRuns:
                 _delete(buffer, location, note)  # its roles were stopped a moment ago
 
     def delete_left(self, location: RunLocation) -> None:
-        """Delete the runs that are left, and say so. One that is in use stays for the next evaluation."""
+        """Delete the runs that are left, and report it. A run that is in use stays for the next evaluation."""
         for note in sorted(self.folder.glob("*")):
             try:
                 _delete_left(replace(location, run=note.name), note)

@@ -14,7 +14,7 @@ ROLLQ = (sys.executable, "-m", "rollq.cli.main")
 
 
 class RoleCommand(NamedTuple):
-    """A role and the command that runs it. `finishes`: it ends when its work is done."""
+    """A role and the command that runs it. `finishes` says whether it ends when its work is done."""
 
     name: str
     command: tuple[str, ...]

@@ -24,14 +24,14 @@ from rollq.monitor.report.records import METRICS_FILE
 from rollq.monitor.status.read import read_status
 
 READ_PATIENCE_S = 2.0
-"""How long reading the buffer waits for a server that is down."""
+"""How long reading the buffer waits for a server that is down, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
     """A running system: the settings of `file`, with logs in `logs` and `workers` workers.
 
-    Readings of the buffer go to `depths`, if it is set. `grace_s`: seconds for the roles to stop.
+    Readings of the buffer go to `depths`, if it is set. The roles have `grace_s` seconds to stop.
     """
 
     file: Path

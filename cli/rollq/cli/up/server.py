@@ -1,4 +1,4 @@
-"""The server of `rollq up`: the one that answers at the configured URL, or else an embedded one there."""
+"""The server of `rollq up`: the server that answers at the configured URL, or else an embedded server there."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -58,7 +58,7 @@ def server_beside(location: RunLocation, folder: Path) -> Iterator[str | None]:
 
 
 def _answers(location: RunLocation) -> bool:
-    """Whether a server answers at once. Raises `ServerRefused`, `ConfigError` for one that rollq cannot use."""
+    """Whether a server answers at once. Raises `ServerRefused` and `ConfigError` for a server that rollq cannot use."""
     with closing(open_client(location.buffer_url, location.password)) as client:
         try:
             check_server(client, Patience(unanswered_s=0.0))

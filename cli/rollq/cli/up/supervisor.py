@@ -1,8 +1,8 @@
 """Runs roles as child processes and leaves none of them behind, however the parent ends.
 
-All children share one process group, led by a guardian: a shell that reads from a pipe which only the parent holds
-open. When the parent dies, even by SIGKILL, the pipe closes and the guardian kills the group, itself included. A
-terminal's Ctrl-C reaches the parent alone, which then stops the children in order.
+All children share one process group, led by a guardian: a shell that reads from a pipe that only the parent holds open.
+When the parent dies, even by SIGKILL, the pipe closes and the guardian kills the group, itself included. A terminal's
+Ctrl-C reaches the parent alone, which then stops the children in order.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ MAX_RESTARTS = 5
 STOP_S = 2.5
 """Default seconds between SIGTERM and SIGKILL."""
 PAUSE_S = 2.0
-"""Seconds before the second restart of a role; each further one waits twice as long."""
+"""Seconds before the second restart of a role; each further restart waits twice as long."""
 HEALTHY_S = 600.0
 """A role that has lived for this many seconds counts as healthy again: its earlier deaths are forgotten."""
 WRONG_SETTINGS = 2
@@ -37,7 +37,7 @@ class RoleFailed(RollqError):
 
 @dataclass(slots=True)
 class Role:
-    """One child process, restarted when it dies. One that exits with status 0 was stopped, or has `finished`."""
+    """One child process, restarted when it dies. A process that exits with status 0 was stopped, or has `finished`."""
 
     name: str
     command: Sequence[str]
@@ -57,7 +57,7 @@ class Role:
 class Supervisor:
     """Child processes that live for the duration of the `with` block. Each writes its output to `<logs>/<name>.log`.
 
-    At the end, each has `grace_s` seconds between SIGTERM and SIGKILL. `pause_s`: see `PAUSE_S`.
+    At the end, each has `grace_s` seconds between SIGTERM and SIGKILL. `pause_s` replaces `PAUSE_S`.
     """
 
     logs: Path
@@ -93,9 +93,8 @@ class Supervisor:
         return role
 
     def restart_dead(self) -> list[str]:
-        """Restart every child that died, but none that stopped cleanly; returns a line about each.
-
-        Raises `RoleFailed` when one has died more than `MAX_RESTARTS` times, and `ConfigError` when one refuses its
+        """Restart every child that died, but no child that stopped cleanly; returns a line about each. Raises
+        `RoleFailed` if a child has died more than `MAX_RESTARTS` times, and `ConfigError` if a child refuses its
         settings.
         """
         notes = []

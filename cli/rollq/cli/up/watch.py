@@ -46,9 +46,8 @@ class Watch:
     def until_finished(
         self, buffer: MonitorBuffer, server: EmbeddedServer | None, supervisor: Supervisor, *, live: bool
     ) -> None:
-        """Wait until the role that finishes has done so; without one, indefinitely.
-
-        Raises `RoleFailed` when a role cannot be kept running, and `ConfigError` when one refuses its settings.
+        """Wait until the role that finishes has done so, or indefinitely without such a role. Raises `RoleFailed` if a
+        role cannot be kept running, and `ConfigError` if a role refuses its settings.
         """
         trainer = next((role for role in supervisor.roles if role.finishes), None)
         with self._display(live) as show:
@@ -70,7 +69,7 @@ class Watch:
         self.notes.append(f"{clock(self.elapsed_s)} {text}")
 
     def take_reading(self, buffer: MonitorBuffer) -> None:
-        """Read the buffer and record it; before the first role has created the run there is nothing to read."""
+        """Read the buffer and record it; before the first role has created the run, there is nothing to read."""
         with contextlib.suppress(StoreLost, ServerUnavailable):
             self.snapshot = take_reading(buffer)
             if self.depths is not None:

@@ -1,4 +1,5 @@
-"""Settings of other systems as `rollq.toml`: what `rollq convert` and docs/migration know about XTuner and Trinity-RFT.
+"""Settings of other systems as `rollq.toml`: the knowledge of `rollq convert` and docs/migration about XTuner and
+Trinity-RFT.
 
 `xtuner.toml` and `trinity.toml` list every setting of a system, each with its equivalent.
 """

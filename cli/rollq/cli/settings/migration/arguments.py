@@ -1,4 +1,4 @@
-"""The arguments of a function, which another system has as a table in one of its settings."""
+"""The arguments of a function, which another system writes as a table in one of its settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from rollq.cli.settings.migration.values import shown
 
 @dataclass(slots=True)
 class Arguments:
-    """Arguments by name. Each is asked for, or becomes a comment by `rest`."""
+    """Arguments by name. An argument that no caller asks for becomes a comment by `rest`."""
 
     run: Conversion
     given: Given
@@ -21,7 +21,7 @@ class Arguments:
 
     @classmethod
     def of(cls, run: Conversion, given: Given, setting: str) -> Self:
-        """The arguments in a setting. Another value than a table is a comment."""
+        """The arguments in a setting. Any value other than a table becomes a comment."""
         value = run.take(given, setting)
         if value is not None and not isinstance(value, dict):
             run.refuse(given, setting, "not a table")
@@ -33,7 +33,7 @@ class Arguments:
         return self.values.get(name, default)
 
     def number(self, name: str) -> float | None:
-        """An argument that is a number. Another value is a comment, and the default counts."""
+        """An argument that is a number. Any other value becomes a comment, and the default counts."""
         value = self.get(name)
         number = a_number(value)
         if value is not None and number is None:

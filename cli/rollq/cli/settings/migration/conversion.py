@@ -1,4 +1,4 @@
-"""Carries settings of another system over to a new `rollq.toml`, by the table of the system.
+"""Converts settings of another system to a new `rollq.toml`, by the table of that system.
 
 Invariant: every setting that the other file gives becomes a key or a comment, and a key is set only as the table says.
 """
@@ -24,7 +24,7 @@ Read = TypeVar("Read")
 
 @dataclass(slots=True)
 class Given:
-    """The settings of one class, as a file gives them, and where in the file."""
+    """The settings of one class, as a file gives them, and their place in the file."""
 
     group: str
     fields: Mapping[str, Any]
@@ -39,7 +39,7 @@ class Given:
 
 @dataclass(slots=True)
 class Conversion:
-    """The new file in the making, and how many settings have an equivalent."""
+    """The new file so far, and the number of settings with an equivalent."""
 
     system: System
     written: Written = field(default_factory=Written)
@@ -66,7 +66,7 @@ class Conversion:
         return None if setting is None else setting.known_default
 
     def whole(self, given: Given, name: str) -> int | None:
-        """The whole number of a setting. Another value is a comment, and the default counts."""
+        """The whole number of a setting. Any other value becomes a comment, and the default counts."""
         return self._read(given, name, whole_number, "not a whole number")
 
     def positive(self, given: Given, name: str) -> int | None:
@@ -75,15 +75,15 @@ class Conversion:
         return value if value is not None and value > 0 else None
 
     def number(self, given: Given, name: str) -> float | None:
-        """The number of a setting. Another value is a comment, and the default counts."""
+        """The number of a setting. Any other value becomes a comment, and the default counts."""
         return self._read(given, name, a_number, "not a number")
 
     def flag(self, given: Given, name: str) -> bool | None:
-        """True or false, of a setting. Another value is a comment, and the default counts."""
+        """The boolean of a setting. Any other value becomes a comment, and the default counts."""
         return self._read(given, name, yes_or_no, "neither true nor false")
 
     def word(self, given: Given, name: str) -> str | None:
-        """The text of a setting. Another value is a comment, and the default counts."""
+        """The string of a setting. Any other value becomes a comment, and the default counts."""
         return self._read(given, name, a_text, "not a string")
 
     def _read(self, given: Given, name: str, read: Callable[[Any], Read | None], problem: str) -> Read | None:
@@ -95,7 +95,7 @@ class Conversion:
         return found
 
     def refuse(self, given: Given, name: str, problem: str) -> None:
-        """Comment that the default counts in place of a value, which may have been taken."""
+        """Add a comment that the default counts in place of a value, which may have been taken."""
         setting = self._setting(given, name)
         if name in given.refused:
             return
@@ -173,7 +173,7 @@ class Conversion:
         self._around.pop()
 
     def leave(self, given: Given, name: str, reason: str) -> None:
-        """Say why a setting that was taken has no equivalent after all."""
+        """Record why a setting that was taken has no equivalent after all."""
         if name in given.fields and name not in given.refused:
             self.converted -= 1
             self.without += 1
@@ -233,12 +233,12 @@ def _joined(*notes: str) -> str:
 
 
 def _shown(given: Given, name: str) -> str:
-    """A setting as the comments have it."""
+    """A setting as comments show it."""
     return f"{given.where}{name} = {shown(given.fields[name])}"
 
 
 def located(key: str, at: Path) -> Path:
-    """The place of a key: of a task, below its table."""
+    """The place of a key. A task's key is below the task's table."""
     parts = tuple(key.split("."))
     return (*at, *parts[2:]) if parts[0] == "tasks" else parts
 
@@ -248,7 +248,7 @@ _NUMBERS: Final = frozenset({bool, int, float, type(None)})
 
 
 def _typed(key: str, value: Any) -> Any:
-    """A number as the key has it: 1 is true where that is meant, and 8.0 is 8. `_UNFIT` if it needs a number."""
+    """A number in the type of the key: 1 is true for a boolean, and 8.0 is 8. `_UNFIT` if it needs a number."""
     annotation = getattr(field_at(key.replace("NAME", "x")), "annotation", None)
     if annotation is None or not isinstance(value, int | float | str):
         return value
@@ -260,7 +260,7 @@ def _typed(key: str, value: Any) -> Any:
 
 
 def _leaves(annotation: Any) -> set[Any]:
-    """The types that an annotation is made of."""
+    """The types in an annotation."""
     inside = get_args(annotation)
     return set().union(*map(_leaves, inside)) if inside else {annotation}
 

@@ -1,4 +1,4 @@
-"""`rollq convert` without the command line: a file of XTuner or Trinity-RFT to the text of a `rollq.toml`."""
+"""`rollq convert` without the command line: converts a file of XTuner or Trinity-RFT to the text of a `rollq.toml`."""
 
 import os
 import stat
@@ -26,7 +26,7 @@ MOST_REFUSALS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class NewSettings:
-    """The text of a new `rollq.toml`, a summary of what it has, and what rollq still refuses about it."""
+    """The text of a new `rollq.toml`, a summary of its content, and the reason why rollq still refuses it."""
 
     text: str
     summary: str
@@ -34,7 +34,8 @@ class NewSettings:
 
 
 def converted(path: Path) -> NewSettings:
-    """The new file for the settings in `path`. Raises `ConfigError` if they are not of XTuner or Trinity-RFT."""
+    """The new file for the settings in `path`. Raises `ConfigError` if they are not settings of XTuner or
+    Trinity-RFT."""
     try:
         run = _conversion(path, _read(path))
         problem = _accepted(run)
@@ -60,7 +61,7 @@ def converted(path: Path) -> NewSettings:
 
 
 def _read(path: Path) -> str:
-    """The text of a file. A pipe is refused, and not waited for."""
+    """The text of a file. A pipe is refused without waiting for it."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -93,7 +94,7 @@ def _conversion(path: Path, text: str) -> Conversion:
 
 
 def _accepted(run: Conversion) -> str:
-    """Turn keys into comments until rollq accepts the rest. Returns what it still refuses, or ""."""
+    """Turn keys into comments until rollq accepts the rest. Returns the remaining problem, or ""."""
     for _ in range(MOST_REFUSALS):
         data, problems = flattened(run.written.data())
         if problems:

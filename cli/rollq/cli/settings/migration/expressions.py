@@ -17,7 +17,7 @@ Texts = (str, Placeholder)
 
 
 def as_text(value: Any) -> Any:
-    """`str(value)`, of known values."""
+    """`str(value)` for known values."""
     if isinstance(value, Texts):
         return value
     if isinstance(value, bool | float) or value is None or (isinstance(value, int) and abs(value) < LARGEST):
@@ -26,7 +26,7 @@ def as_text(value: Any) -> Any:
 
 
 def joined(separator: str, parts: list[Any]) -> Any:
-    """The text of several, with the names of unset environment variables in it."""
+    """The joined text of several values, with the names of unset environment variables in it."""
     if not are_all(Texts, parts):
         return NotImplemented
     text = separator.join(part if isinstance(part, str) else part.text for part in parts)
@@ -113,7 +113,7 @@ UNARY: Final[Mapping[type[ast.unaryop], Callable[[Any], Any]]] = {
 
 
 def _equal(left: Any, right: Any) -> Any:
-    """`left == right`, of values without unknown parts."""
+    """`left == right` for values without unknown parts."""
     if are_all(bool | int | float | str | None, (left, right)):
         return left == right
     if not (is_known(left) and is_known(right)):
@@ -195,7 +195,7 @@ def path(*parts: Any) -> Any:
 
 
 def _converted(convert: Callable[[Any], Any]) -> Callable[..., Any]:
-    """`int` or `float`, of a known number or a text."""
+    """`int` or `float` of a known number or a string."""
 
     def safe(*arguments: Any) -> Any:
         if len(arguments) != 1 or not isinstance(arguments[0], bool | int | float | str):

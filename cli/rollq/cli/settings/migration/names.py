@@ -1,4 +1,4 @@
-"""Names of runs, tasks and evaluations, which are part of keys in Redis and so are plain. Pure."""
+"""Names of runs, tasks and evaluations, which must be plain because they are part of keys in Redis. Pure."""
 
 import re
 
@@ -10,6 +10,6 @@ def plain_name(name: str, longest: int = 40) -> str:
 
 
 def dotted(name: str, module: str) -> str:
-    """The dotted path of a function that the reader writes, in a module beside `rollq.toml`."""
+    """The dotted path of a function that the user writes, in a module beside `rollq.toml`."""
     plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "function"
     return f"{module}.{f'_{plain}' if plain[0].isdigit() else plain}"

@@ -1,4 +1,4 @@
-"""Values that TOML has. Pure."""
+"""Values that TOML can express. Pure."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -13,7 +13,7 @@ Place = tuple[str, ...]
 
 
 def is_plain(value: Any) -> bool:
-    """Whether TOML has this value, and rollq would write it: it is not very large."""
+    """Whether TOML can express this value, and it is small enough for rollq to write."""
     left, parts = [(value, 0)], 0
     while left:
         one, depth = left.pop()
@@ -37,7 +37,7 @@ def _inside(value: Any) -> Iterable[Any] | None:
 
 
 def without_unknown(value: Any) -> tuple[Any, list[tuple[Place, Any]]]:
-    """A value without the parts that TOML does not have, and those parts with their places.
+    """A value without the parts that TOML cannot express, and those parts with their places.
 
     The value is None if nothing is left of it. Names of environment variables stay in their texts.
     """

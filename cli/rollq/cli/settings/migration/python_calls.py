@@ -20,7 +20,7 @@ PURE: Final = frozenset(
         "error", "dumps", "dump", "count", "index", "exists", "mkdir", "makedirs", "is_available",
     }
 )  # fmt: skip
-"""Names of functions and methods that leave their arguments as they are; their results may be unknown."""
+"""Names of functions and methods that leave their arguments unchanged; their results may be unknown."""
 _GETENV: Final = ("os.environ.get", "os.getenv", "environ.get", "getenv", "os.environ.setdefault")
 
 
@@ -90,7 +90,7 @@ class Calls(Expressions):
         return NotImplemented
 
     def _of_class(self, name: str, arguments: list[Any], named: dict[Any, Any]) -> Made:
-        """Settings of a class. The defaults of a class of the file are unknown."""
+        """The settings of a class. The defaults of a class that the file defines are unknown."""
         defaults = {REST: Unknown(f"class {name}")} if name in self.classes else {}
         places = {f"argument {place}": value for place, value in enumerate(arguments, 1)}
         return Made(name, self.state.new(defaults | places | named))
@@ -127,7 +127,7 @@ class Calls(Expressions):
         return made
 
     def list_method(self, owner: list[Any], name: str, arguments: list[Any]) -> Any:
-        """The result of a method of a list, which changes."""
+        """The result of a list method that changes the list."""
         match name, arguments:
             case "copy", []:
                 return self.state.new(owner.copy())
@@ -144,7 +144,7 @@ class Calls(Expressions):
         return None
 
     def dict_method(self, owner: Scope, name: str, arguments: list[Any], named: dict[Any, Any]) -> Any:
-        """The result of a method of a dictionary, which changes."""
+        """The result of a dictionary method that changes the dictionary."""
         match name, arguments:
             case "update", [] | [_]:
                 self._update(owner, with_keys(self.spread(arguments[0]) if arguments else {}, named))
@@ -181,7 +181,7 @@ class Calls(Expressions):
         return value
 
     def _called(self, function: Function, arguments: list[Any], named: dict[Any, Any]) -> Any:
-        """The result of a function of the file."""
+        """The result of a function that the file defines."""
         scope = _bound(function, arguments, named)
         if scope is None or len(self.frames) > MOST_CALLS:
             self.disturbed(ast.Module(function.node.body, []))
@@ -225,7 +225,7 @@ def _added(items: Any) -> Iterable[Any]:
 
 
 def _bound(function: Function, arguments: list[Any], named: dict[Any, Any]) -> Scope | None:
-    """The names of a call, or None if it is not a valid one."""
+    """The names of a call's arguments, or None if the call is invalid."""
     given = function.node.args
     places = _names(*given.posonlyargs, *given.args)
     first = takewhile(lambda argument: not isinstance(argument, Several), arguments)

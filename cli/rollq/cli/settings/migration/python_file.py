@@ -1,8 +1,8 @@
 """Reads what a Python file of settings assigns, without running it.
 
-The syntax tree is evaluated as far as literals, names, functions of the file and a few of Python's own functions go.
-Environment variables count as unset. All else is `Unknown`, and so is every name and object that it could set. Nothing
-is imported or called, and the work is bounded.
+Only literals, names, functions of the file and a few built-in functions of Python are evaluated in the syntax tree.
+Environment variables count as unset. Everything else is `Unknown`, and so is every name and object that it could set.
+Nothing is imported or called, and the work is bounded.
 """
 
 import ast
@@ -67,7 +67,7 @@ class _Reader(Calls):
             self.assign(target, value)
 
     def augmented(self, node: ast.AugAssign) -> None:
-        """A list and a dictionary change in place, wherever else they are."""
+        """Augmented assignment. Lists and dictionaries change in place, for all their names."""
         owner, other = self.value(node.target), self.value(node.value)
         if isinstance(owner, list) and isinstance(node.op, ast.Add):
             self.list_method(owner, "extend", [other])
@@ -121,7 +121,7 @@ class _Reader(Calls):
         return False
 
     def _loop(self, rounds: Callable[[], None], node: ast.For | ast.While) -> None:
-        """Run the rounds of a loop. If it may have ended earlier, what it changes is unknown."""
+        """Run the rounds of a loop. If it may have ended earlier, everything that it changes is unknown."""
         frame = self.frame
         frame.loops.append(False)
         self.state.begin()
@@ -133,7 +133,7 @@ class _Reader(Calls):
                 self.state.blur(changes, _head(node))
 
     def _unclear_loop(self, begin: Callable[[], None], node: ast.For | ast.While) -> None:
-        """A loop with an unknown number of rounds: each may see the changes of the others."""
+        """Run a loop with an unknown number of rounds. Each round may see the changes of the others."""
 
         def once() -> None:
             begin()
@@ -158,7 +158,7 @@ class _Reader(Calls):
         self._branches([lambda: self.run(node.body), lambda: self.run(node.orelse)])
 
     def _branches(self, runs: list[Callable[[], None]]) -> None:
-        """Alternative branches, each from the same state. One that raises an error is not taken."""
+        """Run alternative branches, each from the same state. A branch that raises an error is not taken."""
         outcomes = [self.state.tried(run) for run in runs]
         left = [outcome for outcome in outcomes if not isinstance(outcome.end, Raised)]
         if not left:
@@ -167,7 +167,7 @@ class _Reader(Calls):
         self._end([outcome.end for outcome in left])
 
     def _end(self, ends: list[Ended | None]) -> None:
-        """End the block as its branches do, or remember that some did."""
+        """End the block as its branches end, or remember that some of them ended."""
         returned = [end.value for end in ends if isinstance(end, Returned)]
         if len(returned) == len(ends):
             raise Returned(either(returned))
@@ -196,7 +196,7 @@ class _Reader(Calls):
         self._branches([*runs, lambda: None])
 
     def try_(self, node: ast.Try | ast.TryStar) -> None:
-        """The body may end anywhere, for one of the handlers."""
+        """Run a `try` statement. Its body may end anywhere, and one of the handlers follows."""
         try:
             if node.handlers:
                 self._handled(node)

@@ -1,7 +1,6 @@
-"""The names and objects of a Python file of settings, with trials of branches that may or may not run.
-
-Every change is noted, so that a branch can be tried and taken back. Invariant: after branches that may run, a name or a
-field has a known value only if it is the same whichever of them ran.
+"""The names and objects of a Python file of settings, with trials of branches that may or may not run. Every change is
+noted, so that a branch can be tried and undone. Invariant: after such branches, a name or a field has a known value
+only if the value is the same whichever branch ran.
 """
 
 from collections.abc import Callable, Iterable
@@ -43,7 +42,7 @@ class Left(Ended):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A dictionary or list, the key of what changed in it, and the value at a time."""
+    """A dictionary or list, the key that changed in it, and its value at a time."""
 
     owner: Any
     key: Any
@@ -88,7 +87,7 @@ class State:
         owner[:] = list(items)
 
     def begin(self) -> None:
-        """Note changes apart, until `end`."""
+        """Note changes separately, until `end`."""
         self._journals.append({})
         self._born.append({})
 
@@ -101,7 +100,7 @@ class State:
         return [change for (owner, _), change in changes.items() if owner not in born]
 
     def tried(self, run: Callable[[], None]) -> Outcome:
-        """The changes of a branch. They are taken back."""
+        """The changes of a branch, which is undone."""
         outcome = Outcome()
         self.begin()
         try:
@@ -178,7 +177,7 @@ def _put(change: Change) -> None:
 
 
 def either(values: list[Any]) -> Any:
-    """One of several values, if they are the same; else unknown."""
+    """The value that several branches share, or an unknown value if they differ."""
     return values[0] if all(same(values[0], value) for value in values[1:]) else _either(values)
 
 
@@ -197,7 +196,7 @@ def _are_same(values: tuple[Any, ...]) -> bool:
 
 
 def _grown(before: list[Any], now: list[Any], text: str) -> list[Any]:
-    """A list after an unknown number of rounds of a loop. All items that were added are alike."""
+    """A list after an unknown number of rounds of a loop. All added items are alike."""
     kept = [item for item in before if not isinstance(item, Several)]
     if not same(before, now[: len(before)]):
         return [Several(text)]

@@ -110,7 +110,7 @@ class Expressions:
             self.assign(part, value[place] if known and not is_starred else Unknown(source(target)))
 
     def set_field(self, owner: Any, name: Any, value: Any) -> None:
-        """Set a field of an object. A name of None is an unknown field."""
+        """Set a field of an object. The name None means an unknown field."""
         if isinstance(owner, Made) and isinstance(name, str):
             self.state.write(owner.fields, name, value)
         else:
@@ -274,7 +274,7 @@ class Expressions:
         return self.state.new(made) if isinstance(node, ast.List) else tuple(made)
 
     def positional(self, nodes: list[ast.expr]) -> list[Any]:
-        """Items and arguments, with the items of those with a star."""
+        """Items and arguments, with starred ones expanded."""
         made: list[Any] = []
         for node in nodes:
             value = self.value(node.value if isinstance(node, ast.Starred) else node)

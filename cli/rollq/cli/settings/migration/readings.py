@@ -1,4 +1,4 @@
-"""Values of another system as the type that a setting has, or None if a value is not of it. Pure."""
+"""Converts values of another system to the type of a setting, or to None if a value does not fit. Pure."""
 
 import re
 from typing import Any, Final
@@ -10,13 +10,13 @@ _WORDS: Final = {"true": True, "yes": True, "on": True, "1": True, "false": Fals
 
 
 def whole_number(value: Any) -> int | None:
-    """8, and also 8.0 and "8"."""
+    """A whole number: 8, 8.0 or "8"."""
     number = a_number(value)
     return int(number) if number is not None and number == number // 1 and abs(number) < LARGEST else None
 
 
 def a_number(value: Any) -> float | None:
-    """A number, or the text of one."""
+    """A number, or a string with a number."""
     if isinstance(value, str):
         return _parsed(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -31,7 +31,7 @@ def _parsed(text: str) -> float | None:
 
 
 def yes_or_no(value: Any) -> bool | None:
-    """True or false, including 1 and 0, and the words of OmegaConf."""
+    """True or false, including 1 and 0, and OmegaConf's words for them."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -40,5 +40,5 @@ def yes_or_no(value: Any) -> bool | None:
 
 
 def a_text(value: Any) -> str | None:
-    """A text."""
+    """A string."""
     return value if isinstance(value, str) else None

@@ -40,7 +40,7 @@ class Setting:
     note: str = ""
     default: Any = ABSENT
     is_named: bool = False
-    """Of a table: whether it has tables by name."""
+    """For a table: whether it has tables by name."""
 
     @property
     def known_default(self) -> Any:
@@ -58,7 +58,7 @@ class System:
     bases: Mapping[str, str]
 
     def fields(self, group: str) -> dict[str, Setting]:
-        """The settings of a class by name, with those that it inherits; none if the class is unknown."""
+        """The settings of a class by name, including inherited settings; none if the class is unknown."""
         inherited = self.fields(self.bases[group]) if group in self.bases else {}
         return inherited | dict(self.groups.get(group, {}))
 

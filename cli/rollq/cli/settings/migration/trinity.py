@@ -19,12 +19,12 @@ from rollq.cli.settings.migration.values import Placeholder
 from rollq.cli.settings.migration.written import Path as Place
 
 FEWEST_TABLES: Final = 3
-"""Least number of Trinity's tables in a file of Trinity. Many systems' files have one, such as `model`."""
+"""The fewest of Trinity's tables in a Trinity file. Files of many systems have one, such as `model`."""
 OFFLINE: Final = {"sft": "sft", "cpt": "sft", "dpo": "dpo"}
 
 
 def checked(path: Path, data: dict[str, Any]) -> dict[str, Any]:
-    """The content of a file. Raises `ConfigError` if it is not Trinity-RFT's."""
+    """The content of a file. Raises `ConfigError` if it is not a file of Trinity-RFT."""
     known = set(system("trinity").groups["Config"])
     if "actor_rollout_ref" in data and "buffer" not in data:
         raise ConfigError(
@@ -137,7 +137,7 @@ def _batches(run: Conversion, source: Source, places: list[Place], algorithm: Al
 
 
 def _groups(run: Conversion, buffer: Given, algorithm: Algorithm) -> tuple[int, str]:
-    """Groups of a batch, and how they differ from Trinity's batch."""
+    """The groups of a batch, and a note on the difference from Trinity's batch."""
     size, experiences = run.positive(buffer, "batch_size") or 1, run.positive(buffer, "train_batch_size")
     if experiences is None:
         groups, note = size, ""

@@ -11,7 +11,7 @@ from rollq.cli.settings.migration.readings import a_text
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """An algorithm of Trinity: its name, samples of a prompt, and the functions that it is made of."""
+    """An algorithm of Trinity: its name, its samples of a prompt, and its functions."""
 
     kind: str
     repeat_times: int
@@ -23,7 +23,7 @@ class Algorithm:
 
     @property
     def counts_otherwise(self) -> bool:
-        """Whether experiences are turns, or of experts, and not only whole samples of a group."""
+        """Whether experiences are turns, or come from experts, and not only whole samples of a group."""
         return self.kind in ("multi_step_grpo", "gigpo") or self.loss in ("mix", "mix_chord")
 
     @property
@@ -75,7 +75,7 @@ BASELINES: Final = {
 
 
 def convert_algorithm(run: Conversion, given: Given) -> Algorithm:
-    """The tables `[trainer.loss]` and `[trainer.advantages]`. Returns what other tables depend on."""
+    """The tables `[trainer.loss]` and `[trainer.advantages]`. Returns the values that other tables depend on."""
     algorithm = _algorithm(run, given)
     if algorithm.loss in ("sft", "dpo"):
         _imitation(run, given, algorithm)

@@ -1,4 +1,4 @@
-"""The tables of a Trinity-RFT file, each with what was taken from it."""
+"""The tables of a Trinity-RFT file, each with the settings that were taken from it."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,7 +12,7 @@ ENOUGH_STEPS: Final = 1_000_000
 
 
 class Source:
-    """The tables of a Trinity file, each with what was taken from it."""
+    """The tables of a Trinity file, each with the settings that were taken from it."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.root = Given("Config", data, "")
@@ -42,7 +42,7 @@ class Source:
         ]  # fmt: skip
 
     def _optimizer(self) -> Given:
-        """The settings of the optimizer: verl's own where there are any, and `algorithm.optimizer` elsewhere."""
+        """The settings of the optimizer: verl's own settings if there are any, otherwise `algorithm.optimizer`."""
         given = self._below(self.algorithm, "optimizer", "OptimizerConfig")
         self.replaced = {name: given.fields[name] for name in self.verl.optimizer if name in given.fields}
         where = given.where if given.fields else self.verl.where_of_optimizer

@@ -54,7 +54,7 @@ def convert_taskset(
     algorithm: Algorithm,
     limits: Limits,
 ) -> Place:
-    """One table of a task or an evaluation. Returns its place."""
+    """Convert one table of a task or an evaluation. Returns its place."""
     setting = "taskset" if root == "tasks" else "eval_tasksets"
     at = (root, _name(run, a_text(table.get("name")) or setting.removesuffix("s")))
     given = Given("TasksetConfig", table, f"{owner.where}{setting}[{at[1]}].")

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 REST: Final = "**"
-"""The key, in a mapping, of what could set any other key: `RolloutConfig(**load())` has it."""
+"""The key, in a mapping, for a value that could set any other key, as in `RolloutConfig(**load())`."""
 LONGEST_NUMBER: Final = 2**1024
-"""Integers from here on are not shown: Python has no text of very long ones."""
+"""Integers from here on are not shown: Python does not convert very long integers to text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Several(Unknown):
-    """In a list: an unknown number of items. `like` is one of them, if they are made alike."""
+    """An unknown number of items in a list. `like` is one of the items, if they are alike."""
 
     like: Any = field(default=None, compare=False)
 
@@ -31,14 +31,14 @@ class Several(Unknown):
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """A text that contains environment variables without a default: their names are in the place of their values."""
+    """A string with environment variables without a default: their names replace their values."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A function or class of the file itself, or what a dotted name of a library leads to."""
+    """A function or class of the file, or an object that a dotted name of a library names."""
 
     name: str
 
@@ -98,7 +98,7 @@ def same(left: Any, right: Any, nodes: int = 10_000) -> bool:
 
 
 def _pairs(one: Any, other: Any) -> list[tuple[Any, Any]] | None:
-    """The parts of two values of one type that have to be the same, or None if the values differ."""
+    """The pairs of parts that must be equal for two values of one type to be equal, or None if the values differ."""
     if isinstance(one, Made):
         return [(one.group, other.group), (one.fields, other.fields)]
     if isinstance(one, dict):

@@ -20,7 +20,8 @@ _FIRST: Final = (("run",), ("seed",))
 _ORDER: Final = ("tasks", "batch", "evaluations", "producer", "worker", "trainer")
 _OPTIONS: Final = ("worker", "options")
 _BELOW: Final = ("options", "loss", "advantages", "lora", "wandb", "mlflow")
-"""Tables below `[worker]` and `[trainer]`, which have a head; the keys of others are dotted: `rows.prompt_field`."""
+"""Tables below `[worker]` and `[trainer]`, which have a header; the keys of other tables are dotted:
+`rows.prompt_field`."""
 
 
 @dataclass(slots=True)
@@ -101,7 +102,7 @@ class Written:
 
 
 def _table(path: Path) -> Path:
-    """The table whose head a key is under."""
+    """The table under whose header a key is written."""
     has_head = path[0] in ("tasks", "evaluations") or (len(path) > 2 and path[1] in _BELOW)
     return path[:2] if has_head else path[:1]
 

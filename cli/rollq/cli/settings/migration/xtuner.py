@@ -60,7 +60,8 @@ def convert(path: Path, config: Made) -> Conversion:
 
 
 def _specs(manager: Any) -> list[Any]:
-    """The tasks of an agent loop manager, which may have one, several, or be one itself. Some may be unknown."""
+    """The tasks of an agent loop manager, which may have one or several tasks, or may be a task itself. Some may be
+    unknown."""
     if isinstance(manager, dict):
         manager = Made("AgentLoopManagerConfig", manager)
     if not isinstance(manager, Made):
@@ -197,7 +198,7 @@ def _engine_args(run: Conversion, rollout: Given) -> dict[str, Any]:
 
 
 def _limits(run: Conversion, rollout: Given, trainer: Given) -> None:
-    """How a worker reacts to timeouts and failures."""
+    """A worker's reactions to timeouts and failures."""
     tokenizer = run.take(rollout, "tokenizer_path")
     if "tokenizer_path" not in trainer:
         run.put(rollout, "tokenizer_path", "worker.tokenizer", tokenizer)
@@ -233,7 +234,7 @@ def _extra_args(run: Conversion, rollout: Given) -> dict[str, Any]:
 
 
 def _text(value: Any, default: str) -> str:
-    """A path as a text, with the names of environment variables in it."""
+    """A path as a string, with the names of environment variables in it."""
     return value if isinstance(value, str) else value.text if isinstance(value, Placeholder) else default
 
 
@@ -277,14 +278,14 @@ def _dtype(run: Conversion, sharding: Given) -> str:
 
 
 def _longest(run: Conversion, at: tuple[str, ...]) -> int:
-    """Most tokens of a sample of a task with its prompt."""
+    """The most tokens of a task's sample with its prompt."""
     prompt = run.written.values.get((*at, "rows", "max_prompt_tokens"), 4096)
     sample = run.written.values.get((*at, "max_tokens"), 2048)
     return int(prompt) + int(sample)
 
 
 def _places(run: Conversion, trainer: Given, is_sync: bool) -> None:
-    """Where the run keeps its files, and which devices it has."""
+    """The places of the run's files, and its devices."""
     output = run.take(trainer, "work_dir")
     run.put(trainer, "work_dir", "trainer.output", output if output is not None else "work_dir")
     note = "workers read weights in trainer.output, which all machines must see; or use s3"

@@ -10,7 +10,7 @@ from rollq.cli.settings.migration.values import REST, Made, Named, Unknown, show
 
 Place = tuple[str, ...]
 Judge = dict[str, Any]
-"""`judge`, and `options` if it takes some; the form in which a table of judges has them."""
+"""`judge`, and `options` if it has any, in the form of a table of judges."""
 
 GSM8K: Final = r"#### (-?[0-9.,]+)"
 THOUGHT: Final = r"(?s)^<think>.*</think>.*\\boxed\{.*\}"
@@ -44,7 +44,7 @@ def _missing(run: Conversion, task: Given, config: Any) -> str:
 
 
 def _composed(run: Conversion, task: Given, config: Made, at: Place) -> None:
-    """A judge for each value of `data_source`, or several that are added."""
+    """A judge for each value of `data_source`, or several judges whose rewards are added."""
     given = Given("ComposedJudgerConfig", config.fields, "ComposedJudgerConfig.")
     if judges := _branches(run, run.take(given, "branches"), at):
         sources = _mapping(task) or {name: {name: 1.0} for name in judges}
@@ -103,7 +103,7 @@ def _several(judges: dict[str, Judge], weights: dict[str, float]) -> Any:
 
 
 def _judge(run: Conversion, config: Made, at: Place) -> tuple[Judge, str]:
-    """A judge, and how it differs from XTuner's."""
+    """A judge, and a note on its difference from XTuner's."""
     known = config.group in system("xtuner").groups
     given = Given(config.group if known else "JudgerConfig", config.fields, f"{config.group}.")
     given.taken |= {"judger_name", "reward_handler"}
@@ -129,7 +129,7 @@ def _judge(run: Conversion, config: Made, at: Place) -> tuple[Judge, str]:
 
 
 def _scores(extra: Any) -> str:
-    """How the rewards of a judger differ from 1 for a right answer and 0 for a wrong one."""
+    """A note on how the rewards of a judger differ from 1 for a right answer and 0 for a wrong answer."""
     given = {} if extra is None else extra
     if not isinstance(given, dict):
         return f"XTuner's extra_info is {shown(extra)}: the rewards may differ"
@@ -140,7 +140,7 @@ def _scores(extra: Any) -> str:
 
 
 _SCORES: Final = {"score": 1, "format_score": 0}
-"""The rewards for a right answer, and for one that is only in the right form, without `extra_info`."""
+"""The rewards for a right answer, and for an answer that only has the right form, without `extra_info`."""
 
 
 def _geometry(run: Conversion, given: Given) -> tuple[Judge, str]:

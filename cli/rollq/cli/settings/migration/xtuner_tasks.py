@@ -24,7 +24,7 @@ def made(value: Any, role: str) -> Given:
 
 
 def _is_like(group: str, role: str) -> bool:
-    """Whether a class can be in the place of another: they inherit from one, or have names with the same end."""
+    """Whether a class can replace another: they inherit from the same class, or their names end alike."""
     bases = system("xtuner").bases
     roots = [group, role]
     for place, name in enumerate(roots):
@@ -36,7 +36,7 @@ def _is_like(group: str, role: str) -> bool:
 
 
 def convert_task(run: Conversion, spec: Made, number: int) -> tuple[Place, bool]:
-    """One table `[tasks.NAME]`. Returns its place, and whether it is produced asynchronously."""
+    """Convert one table `[tasks.NAME]`. Returns its place, and whether it is produced asynchronously."""
     task = made(spec, "TaskSpecConfig")
     at = ("tasks", _name(run, task, "tasks"))
     strategy = made(task.fields.get("produce_strategy_config"), SYNC)

@@ -14,16 +14,16 @@ from rollq.cli.settings.migration.values import Placeholder, Unknown
 
 MOST_NODES: Final = 20_000
 MOST_ROUNDS: Final = 20
-"""Interpolations within one text, and within each other."""
+"""The most interpolations in one string, and inside each other."""
 
 TOO_LARGE: Final = "too large, or refers to itself: write its values out"
 _FLOAT: Final = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.[\d_]+)([eE][-+]?\d+)|[-+]?(\d[\d_]*\.[\d_]*|\.[\d_]+)")
-"""Numbers with a point or an exponent, such as 1e-6, which YAML 1.1 takes for a text and OmegaConf for a number."""
+"""Numbers with a point or an exponent, such as 1e-6, which is a string in YAML 1.1 and a number in OmegaConf."""
 _INNERMOST: Final = re.compile(r"\$\{([^${}]*)\}")
 
 
 def content(path: Path, text: str) -> dict[str, Any]:
-    """The mapping in the file, resolved. Raises `ConfigError` if it is not one, or uses unsupported YAML."""
+    """The mapping in the file, resolved. Raises `ConfigError` if it has no mapping, or uses unsupported YAML."""
     try:
         import yaml
     except ModuleNotFoundError as error:
@@ -46,10 +46,10 @@ def content(path: Path, text: str) -> dict[str, Any]:
 
 
 def _loader(yaml: Any, path: Path) -> Any:
-    """PyYAML's safe loader, with OmegaConf's numbers. It refuses keys that are there twice, and large files."""
+    """PyYAML's safe loader, with OmegaConf's numbers. It refuses duplicate keys and large files."""
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """PyYAML's safe loader, with OmegaConf's numbers. Refuses keys that are there twice, and large files."""
+        """PyYAML's safe loader, with OmegaConf's numbers. Refuses duplicate keys and large files."""
 
         nodes = 0
 
@@ -149,7 +149,7 @@ def _interpolates(value: Any) -> bool:
 
 
 def _around(text: str, match: re.Match[str], value: Any, unknown: Unknown) -> list[Any]:
-    """The parts of a text in which `value` replaces the match; `unknown` does if no text can hold the value."""
+    """The parts of a string in which `value` replaces the match, or `unknown` if no string can hold the value."""
     before, after = text[: match.start()], text[match.end() :]
     if isinstance(value, str | int | float):
         return [f"{before}{value}{after}"]
@@ -157,7 +157,7 @@ def _around(text: str, match: re.Match[str], value: Any, unknown: Unknown) -> li
 
 
 def _scalar(text: str) -> Any:
-    """The text of an interpolation as YAML would read it."""
+    """The value of an interpolation's text, as YAML would read it."""
     words = {"null": None, "true": True, "false": False}
     if text.lower() in words:
         return words[text.lower()]
