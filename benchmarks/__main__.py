@@ -1,4 +1,5 @@
-"""`python -m benchmarks`: measure and print the table; write the JSON of all, or with --output of any."""
+"""`python -m benchmarks`: measures, prints the table, and writes the JSON of all benchmarks, or with --output of
+any."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

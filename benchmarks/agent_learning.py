@@ -2,10 +2,10 @@
 
 python -m benchmarks.agent_learning --seeds 1 2 3 --python PYTHON_WITH_LANGGRAPH
 
-The agent of LangGraph is a separate process (benchmarks/langgraph_agents.py), which takes the sessions of a worker
-with `agent_loop = "outside"`. All else is the same for both: the model, which knows how to call the calculator and
-rarely does it right, the prompts, the trainer. Writes the last section of `learning.md` and `agent-learning.json` into
-`--docs`; the folders of the runs are kept under `--runs`, and a run that has finished there is read, not repeated.
+The agent of LangGraph is a separate process (benchmarks/langgraph_agents.py), which takes the sessions of a worker with
+`agent_loop = "outside"`. Everything else is the same for both: the prompts, the trainer, and the model, which knows how
+to call the calculator but rarely does so correctly. Writes the last section of `learning.md` and `agent-learning.json`
+into `--docs`; the folders of the runs are kept under `--runs`, and a run that has finished there is read, not repeated.
 """
 
 import argparse
@@ -49,8 +49,8 @@ CHAT_TEMPLATE = (
 )
 WARM_UP_STEPS = 400
 CALLS, RIGHT_CALLS, RIGHT_COPIES = 0.5, 0.5, 0.6
-"""In the warm-up: how often an answer is a call, a call is right, and a result is copied right. Direct answers are
-right as often as calls."""
+"""The rates in the warm-up at which an answer is a call, a call is right, and a result is copied correctly. Direct
+answers are right as often as calls."""
 INTRODUCTION = """\
 Each row is one run of GRPO on the demo's sums of two numbers, 8 groups of 8 samples per step, with
 the demo's tiny model. The model has seen calculator calls and direct answers, most of them wrong. It has to learn to
@@ -61,7 +61,7 @@ the calculator itself. Rewards are from 256 held-out prompts, 8 samples of each,
 
 `python -m benchmarks.agent_learning --python PYTHON_WITH_LANGGRAPH` writes this section and `agent-learning.json`."""
 SAMPLES = 8
-"""Held-out samples of each prompt."""
+"""The number of samples of each held-out prompt."""
 
 SETTINGS = """\
 run = "agents"

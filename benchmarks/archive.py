@@ -1,4 +1,5 @@
-"""The cost of an archive: `put`, `claim` and `fetch` while an archiver is at work, against a run without an archive."""
+"""The cost of an archive: `put`, `claim` and `fetch` while an archiver is at work, compared with a run without an
+archive."""
 
 import subprocess
 import sys
@@ -23,7 +24,7 @@ REPETITIONS = 150
 
 
 def measure(quick: bool) -> list[Result]:
-    """One result: the time of the calls of a step with an archive, as a share of that without one."""
+    """One result: the time of the calls of a step with an archive, as a share of the time without one."""
     tokens, repetitions = (20, 4) if quick else (TOKENS, REPETITIONS)
     with server() as running, ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -56,7 +56,7 @@ PAGES = (
 
 
 def measure(quick: bool) -> list[Result]:
-    """A result for each of: all of them at work, hung one after another, and killed one after another."""
+    """Three results: with all of them at work, hung one after another, and killed one after another."""
     groups, claims, repetitions = (200, 5, 2) if quick else (GROUPS, CLAIMS, 7)
     alone: list[float] = []
     beside: dict[str, list[list[float]]] = {"at work": [], "hung": [], "killed": []}
@@ -107,7 +107,7 @@ def _write_settings(folder: Path, url: str) -> Path:
 
 
 class _Trainer:
-    """Claims, commits and checkpoints, and puts as many groups as it takes."""
+    """Claims, commits and checkpoints, and puts as many groups as it claims."""
 
     def __init__(self, buffer: Buffer, epoch: TrainerEpoch) -> None:
         self._buffer, self._epoch = buffer, epoch
@@ -125,7 +125,7 @@ class _Trainer:
     def claims(
         self, wanted: int, act: Callable[[], object] = lambda: None, tracker: TrackerHost | None = None
     ) -> list[float]:
-        """The times of `wanted` claims in ms; before each one, `act` may do something to somebody."""
+        """The times of `wanted` claims in ms; before each claim, `act` may stop or kill a process."""
         times = []
         for _ in range(wanted):
             act()
@@ -157,7 +157,7 @@ def _mlflow(url: str) -> Tracker:
 
 
 class _Bystanders:
-    """The processes. When the next one is chosen, a killed one restarts, and one that hangs continues."""
+    """The processes. When the next process is chosen, a killed process restarts, and a stopped process continues."""
 
     def __init__(self, commands: Sequence[Sequence[str]]) -> None:
         self._commands = commands
@@ -201,9 +201,8 @@ def _start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
 
 @contextmanager
 def _bystanders(settings: Path, called: Path) -> Iterator[_Bystanders]:
-    """All of them at work, a visitor of the dashboard who asks for page after page, and the command, which hangs.
-
-    `called` grows when it is called.
+    """Run all of them, with a visitor of the dashboard who asks for one page after another, and the command, which
+    hangs. `called` grows when the command is called.
     """
     port, other = free_port("127.0.0.1"), free_port("127.0.0.1")
     commands = [

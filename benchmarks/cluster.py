@@ -1,7 +1,7 @@
 """Groups through their whole life on a cluster of three primaries with a replica each, compared with one server.
 
-Compared is the CPU time of the busiest node for a group: as long as clients keep up, it limits how many groups pass
-through the buffer, and other work on the machine hardly changes it.
+The benchmark compares the CPU time of the busiest node for a group. As long as clients keep up, that time limits how
+many groups pass through the buffer, and other work on the machine hardly changes it.
 """
 
 import tempfile
@@ -48,7 +48,8 @@ REPETITIONS = 7
 
 
 def measure(quick: bool) -> list[Result]:
-    """Two results for each load: against one server without a replica, and with one, as each primary has."""
+    """Two results for each load: compared with one server without a replica, and with one server that has a replica, as
+    each primary has."""
     return [result for load in (LOADS[1:] if quick else LOADS) for result in _compare(load, quick)]
 
 
@@ -104,7 +105,7 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 
 def spread_tasks(number: int) -> list[str]:
-    """Names of tasks, each with its slot on another primary than the ones before it."""
+    """Names of tasks, each with its slot on a different primary."""
     if number == 1:
         return [TASK]
     by_primary: dict[int, str] = {}
@@ -153,7 +154,7 @@ class Life:
         return float(us.max())
 
     def _train(self) -> None:
-        """Take a batch through its life, apart from the checkpoint."""
+        """Take a batch through its life, except for the checkpoint."""
         for task in self._sizes:
             leases = admit_and_lease(
                 self._buffer, self._epoch.epoch, self._step * CALL_GROUPS, CALL_GROUPS, version=0, task=task

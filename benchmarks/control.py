@@ -1,4 +1,4 @@
-"""`rollq` with a trainer that learns from shuffled rewards, so that it must not learn: a control.
+"""A control: `rollq` with a trainer that gets shuffled rewards, and so must not learn.
 
 python -m benchmarks.control demo
 """

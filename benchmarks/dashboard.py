@@ -1,7 +1,7 @@
 """How long the dashboard's page blocks its main thread: 1,000 steps, 10,000 groups, 500 workers, long answers.
 
-While the main thread is blocked, Chromium draws nothing and answers to no key. It does not report what lasts less than
-50 ms, which counts as 0.
+While the main thread is blocked, Chromium draws nothing and ignores all keys. It does not report tasks below 50 ms,
+which count as 0.
 """
 
 import re
@@ -33,7 +33,7 @@ STEPS, GROUPS, WORKERS, TOKENS, GROUP_SIZE = 1_000, 10_000, 500, 30_000, 4
 AT_ONCE = 200
 """Groups that are put at a time."""
 UPDATES = 6
-"""Seconds of updates that are watched for one value: events each second, and the curves each 5 seconds."""
+"""The seconds of updates that are watched for one value: events arrive each second, and the curves each 5 seconds."""
 PATIENCE_MS = 60_000
 RULES = TaskRules(batch_groups=256, group_size=GROUP_SIZE, max_staleness=100_000)
 OBSERVE = """
@@ -58,11 +58,11 @@ SCROLL = """
   }
 """
 FRAMES = 120
-"""Of a scroll from the top to the end."""
+"""The frames of a scroll from the top to the end."""
 
 
 def measure(quick: bool) -> list[Result]:
-    """A result for each of what a person does: the longest time for which the main thread was blocked."""
+    """A result for each action of a user: the longest time for which the main thread was blocked."""
     from playwright.sync_api import sync_playwright
 
     steps, groups, workers, tokens, repetitions = (
@@ -106,7 +106,7 @@ def measure(quick: bool) -> list[Result]:
 
 @dataclass
 class _Watched:
-    """A page, and what was seen of each thing that was done with it, once for each repetition."""
+    """A page, and the measurements of each action on it, one for each repetition."""
 
     page: Any
     blocked_ms: dict[str, list[float]] = field(default_factory=dict)
@@ -114,7 +114,8 @@ class _Watched:
     elements: dict[str, list[float]] = field(default_factory=dict)
 
     def during(self, what: str, do: Callable[[], object]) -> None:
-        """Do something, and note the longest task and the longest time between two frames until the page is at rest."""
+        """Perform an action, and note the longest task and the longest time between two frames until the page is
+        idle."""
         page = self.page
         page.evaluate(SETTLED)
         page.evaluate("() => { window.longTasks.length = 0; window.frames.length = 0; }")
@@ -129,7 +130,7 @@ class _Watched:
 
 
 def _visit(found: _Watched, address: str, groups: int, workers: int) -> None:
-    """Do once all that is measured."""
+    """Perform each measured action once."""
     page = found.page
     page.goto("about:blank")
     page.goto(address)
@@ -171,7 +172,7 @@ def _open(page: Any, address: str) -> None:
 
 
 def _read_all(page: Any, more: Any, said: Any) -> None:
-    """Read page after page of the list, to its end."""
+    """Read all pages of the list."""
     while more.is_visible():
         before = said.inner_text()
         more.click()
@@ -209,7 +210,7 @@ def _learn(buffer: Buffer, epoch: TrainerEpoch, steps: int) -> None:
 
 
 def _fill(buffer: Buffer, epoch: TrainerEpoch, groups: int, tokens: int) -> None:
-    """Put many groups of short answers, and last one of long ones."""
+    """Put many groups of short answers, and one last group of long answers."""
     generator = np.random.default_rng(1)
     short = [_sample(generator, 40) for _ in range(GROUP_SIZE)]
     for start in range(0, groups, AT_ONCE):
@@ -220,7 +221,7 @@ def _fill(buffer: Buffer, epoch: TrainerEpoch, groups: int, tokens: int) -> None
 
 
 def _sample(generator: np.random.Generator, tokens: int) -> Sample:
-    """A sample of words of letters, a token each letter, by two versions, with a masked part."""
+    """A sample of random words with one token for each letter, made by two versions, with a masked part."""
     ids = generator.integers(ord("a"), ord("z") + 1, tokens).astype(np.int32)
     ids[generator.random(tokens) < 0.15] = ord(" ")
     mask = np.ones(tokens, bool)
@@ -238,7 +239,7 @@ def _sample(generator: np.random.Generator, tokens: int) -> Sample:
 
 @contextmanager
 def _reporting(url: str, run_name: str, workers: int) -> Iterator[None]:
-    """Workers that report each second, always other numbers."""
+    """Workers that report new numbers each second."""
     stop = threading.Event()
 
     def report() -> None:

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.deltas MODEL PROMPTS`: the size of a delta after a step of a real model, and what it costs.
+"""`python -m benchmarks.deltas MODEL PROMPTS`: the size and the cost of a delta after a step of a real model.
 
 MODEL is a Hugging Face folder, PROMPTS a file of JSON Lines with "question" and "answer". Each row is one step of AdamW
-on four of them, with float32 weights in the trainer, published in bfloat16 or float32.
+on four prompts, with float32 weights in the trainer, published in bfloat16 or float32.
 """
 
 import tempfile

@@ -1,4 +1,4 @@
-"""Reading the records of `benchmarks.saturating`. Pure."""
+"""Reads the records of `benchmarks.saturating`. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -8,15 +8,15 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class EngineRecord:
-    """One engine: how many sequences ran from which moment on, and the samples it was asked for as
-    `group/index`, in order of time."""
+    """One engine: the number of running sequences from each moment on, and the requested samples as `group/index`, in
+    order of time."""
 
     running: tuple[tuple[float, int], ...]
     asked: tuple[tuple[float, str], ...]
 
     @classmethod
     def parse(cls, text: str) -> "EngineRecord":
-        """Read a record. A last line without its end is from a killed worker, and is left out."""
+        """Read a record. An incomplete last line comes from a killed worker, and is left out."""
         running, asked = [], []
         for line in text[: text.rfind("\n") + 1].splitlines():
             at_s, kind, value = line.split(" ")
@@ -39,7 +39,7 @@ class EngineRecord:
         return used / slots / (end_s - start_s)
 
     def first_start_s(self, after_s: float = 0.0) -> float | None:
-        """When a sequence first ran after a moment; None if none did."""
+        """The time when a sequence first ran after a moment; None if none ran."""
         return next((at_s for at_s, sequences in self.running if sequences and at_s >= after_s), None)
 
 

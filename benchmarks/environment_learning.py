@@ -144,7 +144,7 @@ def main() -> None:
 
 
 def run_by(options: argparse.Namespace, bridge: str, root: Path) -> dict[str, Any]:
-    """Train once on chat rows that come by a bridge; returns its rewards."""
+    """Train once on chat rows from a bridge; returns its rewards."""
 
     def train(folder: DemoFolder) -> dict[str, Any]:
         os.environ["PYTHONPATH"] = os.pathsep.join((str(TASK_SETS), *sys.path))
@@ -207,7 +207,7 @@ def once(root: Path, train: Callable[[DemoFolder], dict[str, Any]]) -> dict[str,
 
 
 def split_rows(seed: int) -> dict[str, list[dict[str, Any]]]:
-    """The rows to train on and those that are held out, each after a solved row that is in neither part."""
+    """The rows to train on and the held-out rows, each after a solved row that is in neither part."""
     environment = Environment("reasoning-gym:chain_sum", {**OPTIONS, "seed": seed}, "train", ROWS)
     unique = {row["prompt"]: row for row in islice(made_rows(environment), 10 * ROWS)}
     solved, *others = list(unique.values())[:ROWS]
@@ -223,7 +223,7 @@ def split_rows(seed: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def terms_of(question: str) -> tuple[str, ...]:
-    """The operator and both terms of a question, in order of size where they may be exchanged."""
+    """The operator and both terms of a question, in order of size if they may be exchanged."""
     first, sign, second = question.removesuffix(" =").split()[-3:]
     return (sign, *(sorted((first, second)) if sign == "+" else (first, second)))
 

@@ -38,7 +38,7 @@ SIZES = {
     "1 MB": Size(2048, 15_000, {1: 0.9, 16: 0.9}, 40, 11),
     "16 MB": Size(16_000, 240_000, {1: 0.9, 16: 0.9}, 4, 7),
 }
-"""By the size of a group's arrays."""
+"""Label with the size of a group's arrays -> the groups."""
 NEVER_STALE = 100_000
 """Staleness limit in steps, so that the same samples can be used for every batch."""
 
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 def measure(quick: bool) -> list[Result]:
-    """Two results for each size: one and 16 groups per call. Quickly, only for the sizes up to 1 MB."""
+    """Two results for each size: with one and with 16 groups per call. If `quick`, only for sizes up to 1 MB."""
     with server() as running:
         return [
             _compare(running.url, label, size, per_call, quick)
@@ -88,9 +88,8 @@ def _compare(url: str, label: str, size: Size, per_call: int, quick: bool) -> Re
 
 
 class RollqSide:
-    """Exchanges groups through the buffer. Timed are put, claim and fetch of one batch after the other.
-
-    Admit and lease come before, commit and checkpoint after the timed part: other benchmarks measure them.
+    """Exchanges groups through the buffer. The timed part is put, claim and fetch of one batch after another. Admission
+    and leases come before it, commits and checkpoints after it: other benchmarks measure them.
     """
 
     def __init__(self, buffer: Buffer, epoch: TrainerEpoch, groups: Sequence[Sequence[Sample]], calls: int) -> None:
@@ -166,7 +165,7 @@ def _decode(frames: Sequence[bytes]) -> list[Samples]:
 
 
 class RawSide:
-    """The floor: the same bytes through plain commands, already encoded, in the same batches, by the same client."""
+    """The baseline: the same bytes, already encoded, through plain commands in the same batches and the same client."""
 
     def __init__(self, buffer: Buffer, groups: Sequence[Sequence[Sample]], calls: int) -> None:
         self.client = buffer.client

@@ -20,7 +20,8 @@ LOGGED_US = 100
 
 
 def measure(quick: bool) -> list[Result]:
-    """Three results: publish until readiness excludes the stale groups, the whole sweep, and its longest call."""
+    """Three results: the time from publishing until readiness excludes the stale groups, the whole sweep, and its
+    longest call."""
     total, stale, bumps = (20_000, 1_000, 2) if quick else (TOTAL, STALE, 9)
     effective_ms, sweep_s, longest_ms, ping_ms = [], [], [], []
     rules = TaskRules(batch_groups=256, group_size=GROUP_SIZE, max_staleness=0)

@@ -19,9 +19,8 @@ GROUPS_PER_TRIP = 5_000
 
 @contextmanager
 def in_bulk(client: redis.Redis) -> Iterator[None]:
-    """Do not sync the append-only file inside the context, and do not rewrite it from then on.
-
-    A rewrite forks, and long after a fork the first write to every page still has to copy or reclaim it.
+    """Do not sync the append-only file inside the context, and do not rewrite it from then on. A rewrite forks, and
+    long after a fork, the first write to every page still has to copy or reclaim the page.
     """
     client.config_set("auto-aof-rewrite-percentage", 0)
     client.config_set("appendfsync", "no")
@@ -35,7 +34,7 @@ PRIORITY_LEVELS = 64
 def fill(buffer: Buffer, layers: Iterable[tuple[int, int]], group_size: int) -> None:
     """Add completed groups. `layers` are pairs of a version and a number of groups.
 
-    Where the task's order has priorities, they have 64 levels, from 1/16 to 16.
+    If the task's order has priorities, they have 64 levels, from 1/16 to 16.
     """
     keys, order = task_keys(buffer.run, TASK), buffer.clock(TASK).rules.order
     last = int(buffer.counts(TASK).progress["admitted"])

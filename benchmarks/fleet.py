@@ -1,4 +1,4 @@
-"""Calls on the server while 1,000 workers wait there, compared with the same calls in a run with one."""
+"""Calls on the server while 1,000 workers wait there, compared with the same calls in a run with one worker."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

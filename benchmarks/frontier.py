@@ -2,10 +2,10 @@
 
 python -m benchmarks.frontier
 
-First parity: with `max_staleness` 0, the strategies `sync` and `async` must train on the same prompts, answers and
-rewards, step by step, or nothing else is measured. Then a cell for each loss, bound and seed, where each seed has one
-initial model. The plan is in `docs/frontier.md`, which was committed before the cells were run; results are written
-there, below the plan. Cells that have finished in `--runs` are read, not repeated.
+First, parity is checked: with `max_staleness` 0, the strategies `sync` and `async` must train on the same prompts,
+answers and rewards, step by step, or nothing else is measured. Then a cell is run for each loss, bound and seed, where
+each seed has one initial model. The plan is in `docs/frontier.md`, which was committed before the cells were run;
+results are written below the plan. Cells that have finished in `--runs` are read, not repeated.
 """
 
 import argparse
@@ -41,12 +41,12 @@ STEPS = 100
 PARITY_STEPS = 20
 LOGPROB_TOLERANCE = 1e-4
 COLLAPSE_RATE = 2e-3
-"""Learning rate, four times the demo's, at which an unclipped loss is shown beside a clipped one."""
+"""The learning rate, four times the demo's, at which an unclipped loss is compared with a clipped loss."""
 COLLAPSE_LOSSES = ("ppo", "reinforce")
 COLLAPSE_STALENESS = 8
 POLL_S = 0.5
 EVALUATING = threading.Lock()
-"""One at a time: transformers cannot load models in two threads at once."""
+"""Held by one evaluation at a time: transformers cannot load models in two threads at once."""
 ROLLQ = (sys.executable, "-m", "rollq.cli.main")
 
 
@@ -71,7 +71,7 @@ class Cell:
 
 
 def registered(losses: Sequence[str], bounds: Sequence[int], seeds: Sequence[int], steps: int) -> list[Cell]:
-    """The cells of the plan, seed by seed, so that a run that is cut short has whole seeds."""
+    """The cells of the plan, seed by seed, so that an interrupted run has complete seeds."""
     cells = []
     for seed in seeds:
         cells += [Cell(loss, bound, seed, steps) for loss in losses for bound in bounds]
@@ -126,7 +126,7 @@ def check_parity(runs: Path, base: DemoFolder, seed: int, steps: int) -> float:
     """Train with both strategies at `max_staleness` 0, and compare the batches and the rewards of each step.
 
     Returns the largest difference of a logprob, in nats: the engine's last bits depend on what it computes together.
-    Raises `SystemExit` when anything else differs: groups, tokens, versions, masks, advantages, rewards.
+    Raises `SystemExit` if anything else differs: groups, tokens, versions, masks, advantages or rewards.
     """
     folders = [DemoFolder(runs / f"parity-{strategy}") for strategy in ("sync", "async")]
     for folder, strategy in zip(folders, ("sync", "async"), strict=True):
@@ -169,7 +169,7 @@ def outcome_of(runs: Path, base: DemoFolder, cell: Cell) -> Outcome:
 
 
 def figures(metrics: Path) -> dict[str, Any]:
-    """The figures of a cell's `metrics.jsonl`; staleness and sample sizes are those after the tenth step."""
+    """The figures of a cell's `metrics.jsonl`; staleness and sample sizes count steps after the tenth."""
     steps = list(read_lines(metrics))
     tokens: dict[str, int] = {}
     for step in steps[10:]:

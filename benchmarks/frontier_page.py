@@ -13,7 +13,7 @@ from benchmarks.machine import describe
 from rollq.monitor.report.report import running_mean
 
 RESULTS = "## Results"
-"""Heading of the page's last section; the plan comes before it, and results never change that."""
+"""Heading of the page's last section; the plan comes before it, and results never change the plan."""
 COLOURS = {"ppo": "#0072b2", "decoupled_tis": "#009e73", "cispo": "#cc79a7", "reinforce": "#d55e00"}
 SMOOTHING_STEPS = 10
 
@@ -22,10 +22,10 @@ SMOOTHING_STEPS = 10
 class Outcome:
     """A finished cell: its settings, and its result.
 
-    `held_out` is the mean held-out reward of the last weights, `rewards` the mean reward of each trained batch. Of the
-    steps after the tenth: `mean_staleness` of the trained tokens, `least_sample_size`, the smallest effective sample
-    size of the oldest tokens of a batch, as a share. Of all steps: `mean_clipped`, the share of clipped tokens,
-    `mean_kl` from the engine's policy in nats, and `largest_gradient_norm` before clipping.
+    `held_out` is the mean held-out reward of the last weights, `rewards` the mean reward of each trained batch. For the
+    steps after the tenth, it has `mean_staleness` of the trained tokens, and `least_sample_size`, the smallest
+    effective sample size of the oldest tokens of a batch, as a share. For all steps, it has `mean_clipped`, the share
+    of clipped tokens, `mean_kl` from the engine's policy in nats, and `largest_gradient_norm` before clipping.
     """
 
     loss: str
@@ -43,7 +43,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The cells of one loss, bound and learning rate, over the seeds, and the cells of bound 0 (None: these are)."""
+    """The cells of one loss, bound and learning rate, over the seeds, and the cells of bound 0 (None if these are the
+    cells of bound 0)."""
 
     cells: Sequence[Outcome]
     at_zero: Sequence[Outcome] | None
@@ -65,7 +66,7 @@ class Row:
 
     @property
     def pooled(self) -> float | None:
-        """Pooled standard deviation of the two: the root of the mean of their variances."""
+        """Pooled standard deviation of both: the root of the mean of their variances."""
         if self.at_zero is None:
             return None
         return math.sqrt((self.deviation**2 + Row(self.at_zero, None).deviation ** 2) / 2)
@@ -80,7 +81,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """Whether the difference is within one pooled standard deviation; a higher reward is said to be one."""
+        """Whether the difference is within one pooled standard deviation, or the reward is higher."""
         if self.difference is None or self.pooled is None:
             return ""
         if abs(self.difference) <= self.pooled:
@@ -133,7 +134,8 @@ def table(found: Sequence[Row]) -> str:
 
 
 def figure(outcomes: Sequence[Outcome], usual_rate: float) -> Figure:
-    """Left: held-out reward by bound, a point per seed and the mean of each loss. Right: rewards of the high rate."""
+    """The picture. Left: the held-out reward by bound, with a point per seed and the mean of each loss. Right: the
+    rewards at the high rate."""
     drawing = Figure(figsize=(11.0, 4.6), layout="constrained")
     left, right = drawing.subplots(1, 2)
     usual = [cell for cell in outcomes if cell.learning_rate == usual_rate]

@@ -1,4 +1,4 @@
-"""Time that the gateway adds to a call, with many sessions: HTTP, parsing, the history, tokenising, recording.
+"""The time that the gateway adds to a call, with many sessions: HTTP, parsing, the history, tokenising and recording.
 
 The gateway, an engine that answers at once, and the calls of the buffer are in this process, as in a worker; server and
 clients are separate processes. Calls start at a steady rate, even if the gateway is slow, and continue a session's
@@ -42,7 +42,7 @@ GROUP_SIZE = 8
 PROMPT_TOKENS = 200_000
 ANSWER = "The tests pass now. " * 5
 BARE_S = 15
-"""Seconds for which a server that does nothing is measured, to compare."""
+"""Seconds for which a server that does nothing is measured for comparison."""
 RESULT_CHARACTERS = 1000
 """Text that each call adds to its conversation."""
 
@@ -140,7 +140,7 @@ async def _serve(
 
 
 async def _serve_bare(sessions: int, plan: dict[str, Any]) -> dict[str, list[float]]:
-    """Serve as many sessions by a server that only reads each request and answers."""
+    """Serve as many sessions with a server that only reads each request and answers."""
     answer = orjson.dumps({"choices": [{"message": {"role": "assistant", "content": ANSWER}}]})
 
     async def handle(request: web.Request) -> web.Response:

@@ -11,7 +11,7 @@ GROUP_SIZE = 8
 IN_FLIGHT = 32
 MAX_TOKENS = 256
 EOS_IDS = (1, 2, 3, 4)
-"""One token in 64 ends an answer, so that groups differ in length and do not run in waves."""
+"""One token in 64 ends an answer, so that groups differ in length and do not end together."""
 TEMPERATURE = 1.0
 ENGINE_ARGS: dict[str, Any] = {"enforce_eager": True, "kv_cache_memory_bytes": 512 << 20, "max_num_seqs": 256}
 

@@ -1,7 +1,7 @@
 """Agents of LangGraph with a calculator, which take the sessions of a worker's gateway until they are ended.
 
 `python langgraph_agents.py GATEWAY_URL`, with the worker's key in ROLLQ_GATEWAY_KEY. Needs langchain and
-langchain-openai, and nothing of rollq.
+langchain-openai, and no part of rollq.
 """
 
 import os
@@ -14,7 +14,7 @@ from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
 
 AGENTS = 32
-"""Agents at the same time."""
+"""Concurrent agents."""
 WAIT_S = 0.1
 """Pause before an agent asks again for a session."""
 

@@ -4,7 +4,7 @@ python -m benchmarks.learning --seeds 1 2 3
 
 Writes `learning.png` (reward curves of each seed and their mean), `learning.json` and `learning.md` (a row per run)
 into `docs/`; the folders of the runs are kept under `--runs`, and a run that has finished there is read, not repeated.
-With `--model smollm2` it is the last section of the page, `learning-smollm2.png` and `learning-smollm2.json`.
+With `--model smollm2`, it writes the last section of the page, `learning-smollm2.png` and `learning-smollm2.json`.
 """
 
 import argparse
@@ -188,7 +188,7 @@ def write_results(study: Study, runs: Sequence[Run], docs: Path, note: str) -> N
 
 
 def with_part(page: str, heading: str, part: str) -> str:
-    """The page with the part of one of the `HEADINGS` replaced, and the others as they were."""
+    """The page with the part of one of the `HEADINGS` replaced, and the other parts unchanged."""
     parts, rest = dict.fromkeys(HEADINGS, ""), page
     for name in reversed(HEADINGS[1:]):
         before, found, after = rest.partition(f"{name}\n")

@@ -32,7 +32,7 @@ IDLE_S = 0.005
 
 
 class Worker:
-    """One worker. `held` is its lease, `renewed_s` when it was taken or renewed."""
+    """One worker. `held` is its lease, and `renewed_s` the time when the lease was taken or renewed."""
 
     def __init__(self, stack: ExitStack, url: str, run: str, name: str) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class Worker:
         self.buffer.report_worker(self.name, REPORT)
 
     def lease(self, live: LiveModel) -> bool:
-        """Lease a group for the live weights; whether there was one."""
+        """Lease a group for the live weights. Returns whether there was one."""
         leased = self.buffer.lease([TASK], 1, worker=self.name, version=live.version, epoch=live.epoch).leases
         self.held, self.renewed_s = (leased[0] if leased else None), time.monotonic()
         return bool(leased)
@@ -60,7 +60,7 @@ class Worker:
             self.renewed_s = time.monotonic()
 
     def put(self, samples: tuple[Sample, ...]) -> float:
-        """Put the samples of the leased group; how long it took, in ms."""
+        """Put the samples of the leased group. Returns how long that took, in ms."""
         assert self.held is not None
         result, self.held = GroupResult(self.held, samples), None
         started_s = time.perf_counter()

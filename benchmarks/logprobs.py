@@ -1,6 +1,6 @@
 """Peak memory and time of the logprobs of 2,048 tokens with a vocabulary of 49,152, and of their gradients.
 
-Each way runs in a process, with a tiny model that has a large head.
+Each method runs in a process, with a tiny model that has a large head.
 """
 
 import resource
@@ -46,7 +46,7 @@ def measure(quick: bool) -> list[Result]:
 
 
 def main() -> None:
-    """Print by how many MiB the peak memory grew, and the seconds of the second of two passes."""
+    """Print the growth of the peak memory in MiB, and the seconds of the second of two passes."""
     import numpy as np
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM

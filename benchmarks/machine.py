@@ -34,7 +34,7 @@ def load_per_core() -> float:
 
 
 def _cpu_model() -> str:
-    """The CPU's name according to the kernel, or to the platform where there is no /proc."""
+    """The CPU's name according to the kernel, or to the platform if there is no /proc."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

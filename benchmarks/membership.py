@@ -1,8 +1,6 @@
-"""A worker joins in the middle of a step, and another is killed in the middle of one: how soon the first has work, and
-what the second costs.
-
-Synchronous, with engines of 64 slots, so that most of a batch has not started when the worker joins. With `AGAINST`
-(see `benchmarks.scaling`) the other tree takes its turn.
+"""A worker joins in the middle of a step, and another is killed in the middle of a step: how soon the first has work,
+and the cost of the second. Production is synchronous, with engines of 64 slots, so that most of a batch has not started
+when the worker joins. With `AGAINST` (see `benchmarks.scaling`), the other tree takes turns.
 """
 
 import time
@@ -19,12 +17,12 @@ SLOTS = 64
 JOINS_AFTER, KILLED_AFTER, STEPS = 1, 3, 4
 POLL_S = 0.01
 MIDDLE_S = 0.5
-"""How far into a step it happens, in times that one answer takes."""
+"""How far into a step the event happens, as a multiple of the time for one answer."""
 
 
 @dataclass(slots=True)
 class Events:
-    """When the worker that joins first reported, and the killed one's groups that were not trained then."""
+    """The time when the joining worker first reported, and the killed worker's groups that were not trained by then."""
 
     answer_s: float
     joined_s: float = 0.0
@@ -48,7 +46,7 @@ class Events:
 
 
 def measure(quick: bool) -> list[Result]:
-    """One result for the worker that joins, and one for the one that is killed."""
+    """One result for the worker that joins, and one for the worker that is killed."""
     answer_s = 0.5 if quick else 4.0
     sides = {}
     for name, tree in trees().items():

@@ -32,7 +32,7 @@ CHECKPOINT_EVERY = 5
 STEPS = 10
 PUT_GROUPS = 16
 SHAPES = ((4, 64, 128), (8, 100, 400), (8, 512, 2048), (8, 1024, 8192))
-"""Samples of a group, prompt tokens, most new tokens; answers have half of these or more."""
+"""The samples of a group, the prompt tokens, and the most new tokens; answers have at least half of these."""
 HEADER = ("server", "payload", "groups", "INFO used_memory", "formula", "used / formula", "copied by a rewrite")
 
 
@@ -111,7 +111,7 @@ def measure(server: EmbeddedServer, shape: tuple[int, int, int]) -> list[str]:
 
 
 def rows(shapes: Sequence[tuple[int, int, int]]) -> Iterator[list[str]]:
-    """The rows of the table: the embedded Valkey, and the system's Redis where there is one."""
+    """The rows of the table: for the embedded Valkey, and for the system's Redis if there is one."""
     installed = shutil.which("redis-server")
     for name, binary in {"Valkey": None, **({"Redis": Path(installed)} if installed else {})}.items():
         for shape in shapes:

@@ -36,7 +36,7 @@ WAYS = {
     "bfloat16, one process": ('dtype = "bfloat16"\n', ()),
     "bfloat16, two ranks": ('dtype = "bfloat16"\n', ("--ranks", "2")),
 }
-"""The ways to train that are compared: name -> settings of `[trainer]`, and options of `rollq train`."""
+"""The compared ways to train: name -> settings of `[trainer]`, and options of `rollq train`."""
 SAMPLES = 32
 """Held-out samples of each prompt."""
 INTRODUCTION = f"""\

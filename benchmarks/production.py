@@ -45,7 +45,7 @@ STRATEGIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
 class Outcome:
     """The outcome of one strategy at one training time.
 
-    `trained` are the lengths in tokens of trained groups, `admitted` the lengths of the same number of admitted ones.
+    `trained` are the lengths in tokens of trained groups, `admitted` the lengths of the same number of admitted groups.
     """
 
     step_s: float
@@ -60,7 +60,7 @@ class Outcome:
         return self.bound_s / self.step_s
 
     def bias(self, percentile: float | None = None) -> float:
-        """The share by which trained answers are longer than admitted ones, on average or at a percentile."""
+        """The share by which trained answers are longer than admitted answers, on average or at a percentile."""
         if percentile is None:
             return float(np.mean(self.trained) / np.mean(self.admitted)) - 1
         return float(np.percentile(self.trained, percentile) / np.percentile(self.admitted, percentile)) - 1

@@ -1,6 +1,5 @@
 """Peak memory of rank 0 while it writes a model that FSDP2 shards over two ranks: as a whole, and tensor by tensor.
-
-Each way runs in two new processes, over gloo.
+Each method runs in two new processes, over gloo.
 """
 
 import os

@@ -1,7 +1,7 @@
 """One rank of a trainer: `python -m benchmarks.rank URL RUN RANK RANKS`.
 
-Prints a line when it has its place, then one for each line of its standard input: `share` takes the batch of step 1 and
-makes the tensors of its share; `whole` also reads the whole batch, as every rank would have to without rows.
+Prints a line when it has its place, and then a line for each line of its standard input: `share` takes the batch of
+step 1 and makes the tensors of its share; `whole` also reads the whole batch, as every rank would have to without rows.
 """
 
 import sys

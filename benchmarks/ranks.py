@@ -1,6 +1,5 @@
-"""Eight ranks take one batch: each reads its share of it, compared with each reading all of it.
-
-Also the wait for a batch that was read while the one before it was trained.
+"""Eight ranks take one batch: ranks that read their shares are compared with ranks that read the whole batch. A further
+result is the wait for a batch that was read while the previous batch was trained.
 """
 
 import subprocess
@@ -48,7 +47,7 @@ def measure(quick: bool) -> list[Result]:
 
 
 def measure_ranks(size: Size) -> list[Result]:
-    """How much the ranks read in all, and how long they take from the claim to tensors."""
+    """The bytes that the ranks read in all, and their time from the claim to tensors."""
     with server() as running, Buffer.connect(running.url, "ranks") as buffer:
         register(buffer, size)
         with started_ranks(running.url) as ranks:
@@ -185,7 +184,7 @@ def tell(process: "subprocess.Popen[str]", line: str) -> None:
 
 
 def hear(process: "subprocess.Popen[str]") -> str:
-    """The next line of a process. Raises `RuntimeError` when it has ended."""
+    """The next line of a process. Raises `RuntimeError` if it has ended."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
@@ -201,7 +200,7 @@ def register(buffer: Buffer, size: Size) -> None:
 
 
 def fill(buffer: Buffer, size: Size, first: int) -> None:
-    """Complete one batch of groups, after `first` earlier ones."""
+    """Complete one batch of groups, after `first` earlier groups."""
     random = np.random.default_rng(first)
     epoch = buffer.clock(TASK).epoch
     for start in range(first, first + size.groups, CALL_GROUPS):

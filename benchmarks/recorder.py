@@ -48,7 +48,7 @@ class Recorder(Observer):
         record_batch(self._folder, update.batch)
 
     def on_publish(self, epoch: int, version: int, model: "PreTrainedModel") -> None:
-        """Record weights, rounded as they are published, with the configuration of the first ones."""
+        """Record weights, rounded as they are published, with the configuration of the first weights."""
         folder = self._folder / "weights" / f"epoch-{epoch}-version-{version}"
         with model_stream(model, dtype=self._settings.consumer().publish_dtype) as stream, atomic_folder(folder) as new:
             write_model(new, stream, max_file_bytes=MAX_FILE_BYTES, config_from=self._settings.model)
@@ -61,7 +61,7 @@ class LogprobCheck(Observer):
         self._limit = limit
 
     def on_update(self, update: Update) -> None:
-        """Raises `InvalidGroup`: nothing of the batch is published or committed then."""
+        """Raises `InvalidGroup` for such a batch, which is then neither published nor committed."""
         error = update.metrics.loss.on_policy_error
         if error > self._limit:
             raise InvalidGroup(
@@ -71,7 +71,7 @@ class LogprobCheck(Observer):
 
 
 def record_batch(folder: Path, batch: Batch) -> None:
-    """Write the whole batch of a step, which is read for it."""
+    """Write the whole batch of a step, which is read for this purpose."""
     sequences = batch.sequences
     per_token = ("ids", "versions", "epochs", "staleness", "logprobs", "loss_mask")
     arrays = {name: np.concatenate([getattr(sequence, name) for sequence in sequences]) for name in per_token}

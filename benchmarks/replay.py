@@ -56,7 +56,7 @@ temperature = 1.0
 
 
 def main() -> None:
-    """Run both ways with each seed, and write the section."""
+    """Run both settings with each seed, and write the section."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--port", type=int, default=7551, help="of the runs' server")
@@ -139,7 +139,7 @@ def _tokens_by_step(steps: Iterable[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def _groups(step: Mapping[str, Any]) -> int:
-    """Groups that were completed since the step before."""
+    """Groups that were completed since the previous step."""
     return int(step["produced"]["digits"]["groups"].get("completed", 0))
 
 

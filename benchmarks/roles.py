@@ -1,7 +1,6 @@
-"""`python -m benchmarks.roles`: what each role costs while it has nothing to do, in memory and connections.
-
-Each role is alone with a server, so all connections are its own. The settings come from `rollq demo`: an engine needs
-more for a larger model.
+"""`python -m benchmarks.roles`: the memory and the connections of each role while it has nothing to do. Each role is
+alone with a server, so all connections belong to it. The settings come from `rollq demo`; an engine needs more memory
+for a larger model.
 """
 
 import os
@@ -31,7 +30,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "metrics, scraped once": ("metrics", "rollq.toml", "--port"),
 }
 SETTLED_S = 30.0
-"""How long a role has before it is measured; importing torch takes the longest."""
+"""Seconds that a role has before it is measured; importing torch takes the longest."""
 ROLLQ = (sys.executable, "-m", "rollq.cli.main")
 
 
@@ -45,7 +44,7 @@ def main() -> None:
 
 
 def prepare(folder: Path) -> None:
-    """Make the demo's settings in `folder`, and the same with the engine that needs no model."""
+    """Write the demo's settings to `folder`, and the same settings with the engine that needs no model."""
     command = [*ROLLQ, "demo", "--prepare", "--out", str(folder), "--warm-up-steps", "1"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     text = re.sub(r"\[worker\.options\]\n(\w.*\n)+", "", (folder / "rollq.toml").read_text("utf-8"))

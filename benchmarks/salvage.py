@@ -1,4 +1,4 @@
-"""Tokens per second of long answers with vLLM, with their tokens salvaged, compared with the same without.
+"""Tokens per second of long answers in vLLM with their tokens salvaged, compared with the same answers without salvage.
 
 Both sides share one vLLM and one server and take turns: each answers the same prompts with the same seeds, and puts the
 groups. The salvaging side also has vLLM report the tokens, and keeps them in the buffer.
@@ -94,7 +94,7 @@ class Side:
         await self.turn(salvages=True)
 
     async def turn(self, *, salvages: bool) -> float:
-        """Make and put `GROUPS` groups; returns tokens per second."""
+        """Generate and put `GROUPS` groups; returns tokens per second."""
         buffer = self._calls.buffer
         assert isinstance(buffer, Buffer)
         leases = admit_and_lease(buffer, self._epoch, next(self._cursors), GROUPS, 0)

@@ -1,9 +1,9 @@
 """The engine and the judge of workers that take part in a scaling benchmark: code that runs inside `rollq work`.
 
-The engine is the product's simulated one, with two additions. The length of an answer depends on its group and on its
-place there: siblings differ, lengths are known beforehand, and a sample that is made again is as long as before. And
-it writes what runs when to a file, line by line, as a worker may be killed. Both sides of a comparison have this
-tree's engine, even if they load the rest of rollq from another tree.
+The engine is rollq's simulated engine, with two additions. The length of an answer depends on its group and on its
+index: siblings differ, lengths are known beforehand, and a sample that is generated again is as long as before. The
+engine also writes a record of running sequences to a file, line by line, since a worker may be killed. Both sides of a
+comparison have this tree's engine, even if they load the rest of rollq from another tree.
 """
 
 import sys
@@ -50,7 +50,7 @@ else:
 
 
 class _RecordedSpeed(shared_speed.SharedSpeed):
-    """`SharedSpeed` that writes the number of running sequences, whenever it changes, with the time."""
+    """A `SharedSpeed` that writes the number of running sequences with the time, whenever it changes."""
 
     def __init__(self, tokens_per_s: float, most_tokens_per_s: float | None, file: TextIO) -> None:
         super().__init__(tokens_per_s, most_tokens_per_s)
@@ -91,7 +91,7 @@ class SampleNumbers:
 
 
 class SaturatingEngine(simulated.SimulatedEngine):
-    """`SimulatedEngine` with lengths by sample, and with a record of what it does in the file `record`."""
+    """A `SimulatedEngine` with lengths by sample, which records its work in the file `record`."""
 
     def __init__(self, record: str, group_size: int = GROUP_SIZE, by_row: bool = False, **options: Any) -> None:
         """With `by_row`, the row of the prompt decides the length of all its answers."""
@@ -103,7 +103,7 @@ class SaturatingEngine(simulated.SimulatedEngine):
         self._by_row = by_row
 
     async def generate(self, request: "Request") -> "Completion":
-        """As `SimulatedEngine.generate`; the record has the group and the index."""
+        """Like `SimulatedEngine.generate`, but records the group and the index."""
         assert request.sampling.seed is not None
         group_id, index = self._numbers.of(request.sampling.seed)
         self._record.write(f"{time.monotonic()} asked {group_id}/{index}\n")

@@ -1,8 +1,8 @@
 """A run of several workers with simulated GPUs: a server, `rollq produce`, `rollq work` and a trainer, as processes.
 
 The roles may come from another source tree, to compare two states of rollq in one run: the environment variable
-`AGAINST` names it. Nothing is set but the engine, the prompts, the batch and the staleness; `groups_in_flight` is for
-the other tree alone.
+`AGAINST` names it. Only the engine, the prompts, the batch and the staleness are set; `groups_in_flight` is only for
+the other tree.
 """
 
 import json
@@ -34,7 +34,7 @@ SAMPLES = GROUP_SIZE * BATCH_GROUPS
 PROMPTS = 20_000
 PROMPT_TOKENS = 2
 START_S = 120.0
-"""Longest time for workers to start."""
+"""The longest time for workers to start, in seconds."""
 CREATE_RUN = """
 import sys
 from rollq.buffer.buffer import Buffer
@@ -115,7 +115,7 @@ class Roles:
     others: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
 
     def create_run(self) -> None:
-        """Create the run by the code of the roles, whose schema may be another one than this tree's."""
+        """Create the run with the code of the roles, whose schema may differ from this tree's."""
         command = [sys.executable, "-c", CREATE_RUN, self.url, RUN]
         subprocess.run(command, env=self._environment, check=True)
 
@@ -174,14 +174,14 @@ class Roles:
         return [EngineRecord.parse(path.read_text() if path.exists() else "") for path in paths]
 
     def kill(self, number: int) -> float:
-        """Kill a worker; returns when."""
+        """Kill a worker; returns the time."""
         at_s = time.monotonic()
         self.workers[number].send_signal(signal.SIGKILL)
         self.workers[number].wait()
         return at_s
 
     def workers_that_report(self) -> int:
-        """How many workers have reported of late."""
+        """How many workers have reported recently."""
         with Buffer.connect(self.url, RUN) as buffer:
             return len(buffer.workers())
 

@@ -1,8 +1,10 @@
-"""How much faster several workers are than one: equal and unequal ones, answers of equal and of unequal lengths.
+"""How much faster several workers are than one, with equal and unequal workers, and with answers of equal and unequal
+lengths.
 
 `AGAINST=FOLDER python -m benchmarks --only scaling` also runs the roles of another source tree, in turns with this
-one's, and puts its figures beside. Synchronous: `max_staleness = 0`; asynchronous: 1. The engine has the speed of a GPU
-that runs 64 sequences at full speed: more share it, up to 256. Training takes no time.
+tree's roles, and shows its figures beside. Synchronous runs have `max_staleness = 0`, asynchronous runs 1. The engine
+has the speed of a GPU that runs 64 sequences at full speed; more sequences, up to 256, share that speed. Training takes
+no time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,21 +22,25 @@ from benchmarks.scaled_run import SAMPLES, Gpu, Plan, Roles, rate, started, tree
 
 EQUAL_TOKENS = 800
 STEP_S = 4.0
-"""How long a step takes of eight workers that are as fast as eight."""
+"""The seconds that a step of eight workers takes if they are eight times as fast as one."""
 TAIL_MEDIAN, TAIL_P99 = 800, 20_000
 TAIL_SEQUENCE_S = 4.0
-"""How long the longest answer of the heavy tail takes at full speed; the trace's longest takes as long."""
+"""The seconds that the longest answer of the heavy tail takes at full speed; the longest answer of the trace takes as
+long."""
 WORKERS = {1: 2, 2: 4, 4: 4, 8: 6}
-"""Number of workers, and of steps that are measured with them: even, as two batches may end together."""
+"""Number of workers -> number of steps that are measured with them, which is even since two batches may end
+together."""
 SPEEDS = (2.0, 1.0, 1.0, 0.5)
 LEARNING_STEPS = 2
-"""Steps until workers know how fast they are, after a first one that goes to those that start first: not measured."""
+"""Steps until workers know their speeds, after a first step that goes to the workers that start first. They are not
+measured."""
 KINDS: Mapping[str, int] = {"synchronous": 0, "asynchronous": 1}
 Score = Callable[[Roles], dict[str, float]]
 
 
 def measure(quick: bool) -> list[Result]:
-    """Results for 2, 4 and 8 workers, for unequal ones, and for unequal lengths; each synchronous and asynchronous."""
+    """Results for 2, 4 and 8 workers, for unequal workers, and for unequal lengths, each synchronous and
+    asynchronous."""
     step_s, workers = (0.5, {1: 1, 2: 1}) if quick else (STEP_S, WORKERS)
     results: list[Result] = []
     for kind, max_staleness in KINDS.items():
@@ -66,7 +72,7 @@ def heavy_tail(count: int = 2000) -> tuple[int, ...]:
 
 
 def speed_up(kind: str, max_staleness: int, step_s: float, workers: Mapping[int, int]) -> Iterator[Result]:
-    """Tokens per second of several equal workers, as a share of what one makes, times their number."""
+    """Tokens per second of several equal workers, as a share of one worker's rate times their number."""
     gpu = Gpu(EQUAL_TOKENS / step_s)
     alone: dict[str, float] = {}
     for count, steps in workers.items():
@@ -111,7 +117,7 @@ def unequal_speeds(kind: str, max_staleness: int, step_s: float, steps: int) -> 
 def unequal_lengths(
     kind: str, max_staleness: int, name: str, lengths: Sequence[int], workers: int, steps: int
 ) -> Result:
-    """The least time that a step can take, as a share of what it takes, for answers of unequal lengths."""
+    """The least time that a step can take, as a share of the time that it takes, for answers of unequal lengths."""
     gpus = (Gpu(max(lengths) / TAIL_SEQUENCE_S),) * workers
     plan = Plan(gpus, lengths, max_staleness, warm_up(max_staleness) + steps)
     return compared(
@@ -125,7 +131,7 @@ def unequal_lengths(
 
 
 def warm_up(max_staleness: int) -> int:
-    """Steps that are not measured: until as many batches are under way as there may be."""
+    """The steps that are not measured, until as many batches are in progress as the bound allows."""
     return 1 + max_staleness
 
 
@@ -155,7 +161,8 @@ def tokens_per_s(roles: Roles, skipped: int) -> dict[str, float]:
 
 
 def of_bound(roles: Roles) -> dict[str, float]:
-    """Step time, and the least that it can be. Batches that overlap share the time of their longest answers."""
+    """The time of a step, and the least time that it can take. Batches that overlap share the time of their longest
+    answers."""
     plan, skipped = roles.plan, warm_up(roles.plan.max_staleness)
     measured = roles.steps[skipped:]
     bounds_s = [
@@ -176,7 +183,8 @@ def of_bound(roles: Roles) -> dict[str, float]:
 
 
 def step_bound_s(lengths: Sequence[int], speeds: Sequence[float], sequence_speed: float) -> float:
-    """The least time for one batch: of all tokens on all engines, and of the longest answer at the speed of one.
+    """The least time for one batch: the longer of all tokens on all engines, and the longest answer at the speed of one
+    sequence.
 
     >>> step_bound_s([100] * 9 + [400], [50.0, 50.0], 10.0), step_bound_s([100] * 100, [50.0, 50.0], 10.0)
     (40.0, 100.0)
@@ -205,7 +213,7 @@ def compared(
     sides: Mapping[str, Mapping[str, float]],
     value: Callable[[Mapping[str, float]], float],
 ) -> Result:
-    """The result of this tree, with the figures of the other one in its details."""
+    """The result of this tree, with the figures of the other tree in its details."""
     details = {f"{side}_{key}" if side else key: figure for side, each in sides.items() for key, figure in each.items()}
     for side, figures in sides.items():
         if side:

@@ -1,6 +1,6 @@
 """`python -m benchmarks.scaling_trainer URL RUN MODEL STEPS TRAIN_S`: a trainer that waits instead of training.
 
-It prints a line of JSON for each step: when it was committed, the ids of its groups, and the lengths of all answers.
+It prints a line of JSON for each step: the time of the commit, the ids of its groups, and the lengths of all answers.
 """
 
 import sys

@@ -1,8 +1,7 @@
-"""Slots of an engine: whether all are busy, how long ten batches take, and how near asynchronous production comes to
-the larger of generation and training; and whether the trained answers are as long as the admitted ones.
-
-One worker with a simulated engine that runs 64 sequences (128 for the ten batches), groups of 8. With `AGAINST` (see
-`benchmarks.scaling`) the other tree takes its turn, with as many groups in flight as fill the slots.
+"""Slots of an engine: whether all are busy, how long ten batches take, how near asynchronous production comes to the
+longer of generation and training, and whether the trained answers are as long as the admitted answers. There is one
+worker with a simulated engine that runs 64 sequences (128 for the ten batches), and groups of 8. With `AGAINST` (see
+`benchmarks.scaling`), the other tree takes turns, with as many groups in flight as fill the slots.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ SLOTS = 64
 MORE_SLOTS = 128
 TEN = 10
 BUSY_STALENESS = {"trace": 2, "tail": 6}
-"""Bounds that leave work while the longest answers of a batch run."""
+"""Staleness bounds that leave work while the longest answers of a batch run."""
 GENERATION_S = 4.0
 KNOWN_PROMPTS = 192
 """The prompts of three batches; after these, statistics of all prompts are known."""
@@ -38,7 +37,7 @@ def measure(quick: bool) -> list[Result]:
 
 
 def busy(name: str, lengths: Sequence[int], steps: int) -> Result:
-    """The share of slots with a sequence, once as many batches are under way as there may be."""
+    """The share of slots with a sequence, once as many batches are in progress as the bound allows."""
     max_staleness = BUSY_STALENESS[name]
     gpu = Gpu(max(lengths) / TAIL_SEQUENCE_S, full=SLOTS, slots=SLOTS)
     plan = Plan((gpu,), lengths, max_staleness, warm_up(max_staleness) + steps)
@@ -53,7 +52,7 @@ def busy(name: str, lengths: Sequence[int], steps: int) -> Result:
 
 
 def overlap(lengths: Sequence[int], steps: int, generation_s: float) -> list[Result]:
-    """Asynchronous production, training as long as generation: its closeness to the bound, and its length bias."""
+    """Asynchronous production with training as long as generation: its closeness to the bound, and its length bias."""
     known_lengths = [sample_length(row, 0, lengths) for row in range(KNOWN_PROMPTS)]
     gpu, known_gpu = (
         Gpu(SAMPLES * float(np.mean(drawn)) / SLOTS / generation_s, full=SLOTS, slots=SLOTS)
@@ -116,7 +115,7 @@ def wall_time(roles: Roles) -> dict[str, float]:
 
 
 def slots_and_lengths(roles: Roles) -> dict[str, float]:
-    """The share of busy slots, the step time, and how much longer trained answers are than admitted ones."""
+    """The share of busy slots, the step time, and how much longer trained answers are than admitted answers."""
     skipped = warm_up(roles.plan.max_staleness)
     start_s, end_s = roles.steps[skipped - 1].at_s, roles.steps[-1].at_s
     trained = list(chain.from_iterable(step.lengths for step in roles.steps))
@@ -135,7 +134,7 @@ def slots_and_lengths(roles: Roles) -> dict[str, float]:
 
 
 def of_longer_side(roles: Roles) -> dict[str, float]:
-    """The larger of generation and training, over the time of a step."""
+    """The longer of generation and training, divided by the time of a step."""
     figures = slots_and_lengths(roles)
     skipped = warm_up(roles.plan.max_staleness)
     tokens = [step.tokens for step in roles.steps[skipped:]]
@@ -145,5 +144,5 @@ def of_longer_side(roles: Roles) -> dict[str, float]:
 
 
 def known_overlap(roles: Roles) -> dict[str, float]:
-    """Like `of_longer_side`, without lengths: these come from a few prompts."""
+    """Like `of_longer_side`, but without lengths, which come from a few prompts."""
     return {name: figure for name, figure in of_longer_side(roles).items() if not name.endswith("percent")}

@@ -1,6 +1,6 @@
 """Batches that cannot be shared by whole groups: fewer groups than workers, and a slow machine at the end of a batch.
 
-Synchronous, with `spread = "never"` and as it is by default, in turns.
+Production is synchronous, with `spread = "never"` and by default, in turns.
 """
 
 from benchmarks.results import Result
@@ -9,7 +9,7 @@ from benchmarks.scaling import EQUAL_TOKENS, TAIL_SEQUENCE_S, heavy_tail, warm_u
 
 WORKERS, FEW_GROUPS = 4, 2
 SLOW = 0.25
-"""The speed of one machine, over the speed of the others."""
+"""The speed of one machine, divided by the speed of the others."""
 STEPS = 4
 LEAST_GAIN = 1.0
 
@@ -33,7 +33,7 @@ def measure(quick: bool) -> list[Result]:
 
 
 def compared(name: str, what: str, plan: Plan) -> Result:
-    """How many times as long a step takes where no sample is lent."""
+    """How many times as long a step takes if no sample is lent."""
     times_s = {spread: step_s(plan, spread) for spread in ("tail", "never")}
     details = {f"{spread}_step_s": seconds for spread, seconds in times_s.items()}
     return Result(

@@ -1,4 +1,5 @@
-"""Groups of 100 MB whose samples are in a folder or in a bucket, against plain writes and reads of their bytes."""
+"""Groups of 100 MB whose samples are in a folder or in a bucket, compared with plain writes and reads of their
+bytes."""
 
 import os
 import tempfile
@@ -16,10 +17,10 @@ from rollq.buffer.common.s3 import open_bucket
 from rollq.buffer.rules.settings import PayloadSettings, TaskRules
 
 RESPONSE_TOKENS = 1_560_000
-"""Of each of 8 samples: 8 bytes a token make about 100 MB."""
+"""The tokens of each of 8 samples: with 8 bytes a token, they take about 100 MB."""
 PER_CALL = 4
 GROUPS = 128
-"""Of a step, in batches of `PER_CALL`, so that they fit into memory."""
+"""The groups of a step, in batches of `PER_CALL`, so that they fit into memory."""
 REPETITIONS = 3
 
 Raw = tuple[Callable[[int, bytes], object], Callable[[int], int], Callable[[int], object]]
@@ -27,7 +28,7 @@ Raw = tuple[Callable[[int, bytes], object], Callable[[int], int], Callable[[int]
 
 
 def measure(quick: bool) -> list[Result]:
-    """A result for a folder, and one for the bucket that ROLLQ_PAYLOADS_URL names. Quickly: small groups."""
+    """A result for a folder, and one for the bucket that ROLLQ_PAYLOADS_URL names. If `quick`, with small groups."""
     with tempfile.TemporaryDirectory(prefix="rollq-bench-") as folder:
         results = _compare("folder", folder, _raw_files(Path(folder)), quick)
     if url := os.environ.get("ROLLQ_PAYLOADS_URL"):

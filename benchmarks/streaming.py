@@ -1,7 +1,8 @@
-"""Idle time of a synchronous trainer: whole batches against batches that it trains while they fill.
+"""Idle time of a synchronous trainer: whole batches compared with batches that it trains while they fill.
 
 A real server, with a producer and a worker as processes, and a `Consumer`. The simulated engine replays lengths; the
-trainer sleeps in proportion to the tokens of each micro-batch, as long for a batch as its generation takes at least.
+trainer sleeps in proportion to the tokens of each micro-batch, for a whole batch as long as its generation takes at
+least.
 """
 
 import time
@@ -24,13 +25,13 @@ SAMPLES_IN_FLIGHT = 32
 TOKENS_PER_S = 250.0
 MICRO_BATCH_TOKENS = 2048
 TRAIN_S_PER_TOKEN = 1 / (TOKENS_PER_S * SAMPLES_IN_FLIGHT)
-"""As long as generation takes for a token while all places of the worker are taken."""
+"""The time of generation for a token while all places of the worker are taken."""
 STEPS_BEFORE = 1
-"""Steps that do not count: the roles start."""
+"""Steps that do not count, while the roles start."""
 
 
 def measure(quick: bool) -> list[Result]:
-    """The idle share of the trainer with streamed batches over that with whole ones."""
+    """The trainer's idle share with streamed batches, divided by the share with whole batches."""
     batch_groups, steps, repetitions = (8, 2, 1) if quick else (48, 6, 3)
     lengths = read_lengths()
     numbers = iter(range(2 * repetitions))

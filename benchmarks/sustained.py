@@ -1,4 +1,4 @@
-"""Ten minutes of 1,000 workers on one server: leases, renewals, reports and puts of 147 KB groups, as fast as they go.
+"""Ten minutes of 1,000 workers on one server: leases, renewals, reports and puts of 147 KB groups, as fast as possible.
 
 Each process has many workers, see `benchmarks.logical_workers`. This process admits prompts, and claims, reads,
 commits and checkpoints batches.
@@ -121,7 +121,7 @@ class Trainer:
                 step += 1
 
     def _take(self, step: int) -> bool:
-        """Claim and read the batch of `step`; whether there was one."""
+        """Claim and read the batch of `step`. Returns whether there was one."""
         started_s = time.perf_counter()
         claimed = self._buffer.claim(self._epoch, step, {TASK: self._rules.batch_groups})
         if not isinstance(claimed, Claimed):
@@ -180,7 +180,7 @@ def server_facts(buffer: Buffer) -> dict[str, float]:
 
 
 def shares(spent: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """The server's CPU time as cores, and the parts of it."""
+    """The server's CPU time in cores, and its parts."""
     return {
         "server_cores": spent["cpu_s"] / seconds,
         "functions_share": spent["functions_s"] / spent["cpu_s"],

@@ -1,7 +1,7 @@
 """Tokens per second through rollq, compared with the same vLLM driven directly with the same prompts.
 
 The rollq side has a producer, a worker with vLLM and a server as processes, with tickets, leases, frames, claims and
-commits, and never changes the weights. Both sides live from start to end and take turns of some seconds, while the
+commits, and never changes the weights. Both sides run from start to end and take turns of a few seconds, while the
 other side's processes are stopped: the speed of a shared machine changes by the minute, and by more than the difference
 between the sides. All processes share a session, because Linux schedules each session as a unit.
 """
@@ -34,9 +34,9 @@ Turn = Callable[[float], float]
 
 WARM_UP_S = 5.0
 STEPS = 600
-"""Allowed staleness: more steps than are claimed, because the weights stay at step 0."""
+"""The allowed staleness, which exceeds the number of claimed steps because the weights stay at step 0."""
 SETTLE_S = 2.0
-"""Start of each turn that is not counted."""
+"""The seconds at the start of each turn that are not counted."""
 ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "HF_HUB_OFFLINE": "1",

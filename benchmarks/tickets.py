@@ -1,4 +1,5 @@
-"""Measures rollq's worker, lease and put included: against RQ's SimpleWorker, and with hundreds of groups in flight."""
+"""Measures rollq's worker, including leases and puts, compared with RQ's SimpleWorker, and with hundreds of groups in
+flight."""
 
 import logging
 import multiprocessing
@@ -29,14 +30,16 @@ from rollq.workers.settings import WorkerSettings
 
 IN_FLIGHT = 256
 IN_FLIGHT_NO_OP = 512
-"""Groups that need no generation spend all their time queued between two of the steps: ticket, lease, loop, put."""
+"""Groups in flight. Groups that need no generation spend all their time queued between two of the steps: ticket, lease,
+loop and put."""
 GROUPS_PER_TICKET = 16
 POLL_S = 0.002
 PATIENCE_S = 120.0
 
 
 def measure(quick: bool) -> list[Result]:
-    """Return three results: 1 and 16 groups per ticket against stock RQ, and groups that take 0.5 s, 256 in flight."""
+    """Return three results: 1 and 16 groups per ticket compared with stock RQ, and groups that take 0.5 s, 256 in
+    flight."""
     repetitions = 1 if quick else 7
     one, many, stock, slow = (64, 256, 64, 64) if quick else (4_000, 24_000, 1_500, 1_000)
     with server() as running:

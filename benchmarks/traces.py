@@ -1,8 +1,9 @@
 """The cost of traces: the worker's processor time for a group, and the time of claims and commits.
 
-Sides take turns: traces off, on with a collector that takes them, one that hangs and one that is gone; and, with
-`--before`, another tree, such as the one without traces. Each turn is a run of real roles: `rollq produce`, `rollq
-work` with an engine that takes no time, and a trainer in this process that claims while they work.
+Sides take turns: traces off, traces on with a collector that takes them, with a collector that hangs, and with a
+collector that is gone; and, with `--before`, another tree, such as a tree without traces. Each turn is a run of real
+roles: `rollq produce`, `rollq work` with an engine that takes no time, and a trainer in this process that claims while
+they work.
 """
 
 import json
@@ -33,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 PARTS = ("buffer", "producer", "workers", "consumer", "monitor", "cli", "integrations")
 BATCH_GROUPS = 32
 FROM, UNTIL = 200, 1400
-"""Completed groups between which the worker's processor time is taken."""
+"""The numbers of completed groups between which the worker's processor time is measured."""
 CLAIMS = 30
 SETTINGS = """
 run = "traces"
@@ -62,7 +63,7 @@ ThreadingHTTPServer(("127.0.0.1", {port}), Handler).serve_forever()
 
 @contextmanager
 def process(*command: str, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process, until the end of the context."""
+    """A process that runs until the end of the context."""
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output, cwd=log.parent) as started:
         try:
             yield started

@@ -1,8 +1,8 @@
-"""How near `wanted_workers` is to the number of workers that a run needs, with fewer and with more than that there.
-
-The needed number is that with which all tokens of a batch take no longer to generate than training takes, which is a
-set time: half a worker's work away from where another worker is needed. Answers have equal lengths, or lengths from the
-trace, whose longest ones leave places empty. The metric is read before the last step, as `rollq status` reads it.
+"""How near `wanted_workers` is to the number of workers that a run needs, with fewer and with more workers than needed.
+With the needed number, all tokens of a batch take no longer to generate than training takes. The time of training is
+chosen half a worker's work away from the point where another worker is needed. Answers have equal lengths, or lengths
+from the trace, whose longest answers leave places empty. The metric is read before the last step, as `rollq status`
+reads it.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from rollq.monitor.status.read import read_status
 from rollq.monitor.status.wanted_workers import wanted_workers
 
 NEEDED = (1.5, 5.5)
-"""How many workers' work a batch is in the time of training."""
+"""The work of a batch, in the work of one worker during training."""
 WORKERS = (1, 8)
-"""How many workers there are."""
+"""The numbers of workers in the runs."""
 ANSWER_S = 1.0
-"""How long an answer of the mean length takes at full speed."""
+"""The seconds that an answer of the mean length takes at full speed."""
 LEAST_S = 25.0
-"""How long a run takes at least: rates need some history, which has a row each 10 s."""
+"""The least seconds that a run takes: rates need some history, which has a row each 10 s."""
 
 
 def measure(quick: bool) -> list[Result]:
@@ -42,7 +42,7 @@ def measure(quick: bool) -> list[Result]:
 
 
 def wanted(kind: str, max_staleness: int, name: str, lengths: Sequence[int], needed: float, workers: int) -> Result:
-    """The wanted number at the end of a run with that many workers, beside the needed one."""
+    """The wanted number at the end of a run with `workers` workers, and the needed number."""
     mean = float(np.mean(lengths))
     gpu = Gpu(mean / ANSWER_S)
     batch_s = SAMPLES * mean / gpu.most_tokens_per_s
@@ -72,7 +72,7 @@ def wanted(kind: str, max_staleness: int, name: str, lengths: Sequence[int], nee
 
 
 def read(roles: Roles) -> dict[str, float]:
-    """The wanted number, and how long a step took and waited."""
+    """The wanted number, and the time that a step took and waited."""
     with Buffer.connect(roles.url, RUN) as buffer:
         run = read_status(buffer, open_queue(roles.url, RUN))
     assert run.trainer is not None

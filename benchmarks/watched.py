@@ -22,7 +22,7 @@ SCRAPE_S = 15.0
 
 
 def measure(quick: bool) -> list[Result]:
-    """One result: the CPU time of the server for both, less that while nobody asks, as a share of the time."""
+    """One result: the CPU time of the server for both, less that while nobody asks, as a share of the elapsed time."""
     groups, workers, turns, turn_s = (500, 20, 2, 3.0) if quick else (GROUPS, WORKERS, 5, 45.0)
     values, commands = [], []
     with server() as running, run(running.url, "watched", RULES) as (buffer, epoch), ExitStack() as stack:
@@ -73,7 +73,7 @@ def _chromium() -> Iterator[Any]:
 
 @contextmanager
 def _watched(browser: Any, dashboard: str, metrics: str) -> Iterator[None]:
-    """The page is open and shows the run, and metrics are asked for again and again."""
+    """Keep the page open on the run, and request metrics repeatedly."""
     stop = threading.Event()
     page = browser.new_page(viewport={"width": 1280, "height": 800})
     page.goto(dashboard)

@@ -1,4 +1,4 @@
-"""The share of the server's time that one watcher takes who reads the status of a run each second."""
+"""The share of the server's time that a watcher takes by reading the status of a run each second."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ RULES = TaskRules(batch_groups=256, group_size=8, max_staleness=100, keep_window
 
 
 def measure(quick: bool) -> list[Result]:
-    """One result: the CPU time of the server for one read, as a share of the second until the next one."""
+    """One result: the CPU time of the server for one read, as a share of the second until the next read."""
     groups, workers, reads = (500, 20, 5) if quick else (GROUPS, WORKERS, READS)
     with server() as running, run(running.url, "watched", RULES) as (buffer, epoch):
         with in_bulk(buffer.client):
@@ -67,7 +67,7 @@ def surround(buffer: Buffer, workers: int) -> None:
 
 
 def report(buffer: Buffer, workers: int) -> None:
-    """Each of these workers reports."""
+    """Have each of these workers report."""
     for number in range(workers):
         buffer.report_worker(f"worker-{number:03}-0123abcd", REPORT)
 
@@ -79,6 +79,6 @@ def cpu_s(buffer: Buffer) -> float:
 
 
 def commands_us(buffer: Buffer) -> float:
-    """The part of it that commands took, in microseconds."""
+    """The part of the server's CPU time that commands took, in microseconds."""
     stats: Any = buffer.client.info("commandstats")
     return float(sum(command["usec"] for command in stats.values()))

@@ -1,6 +1,6 @@
 """The environment that benchmarks share: a server, a run with one task, prompts, samples and leased groups.
 
-`tests/support` has similar helpers; benchmarks do not import tests, so that they can be run without them.
+`tests/support` has similar helpers; benchmarks do not import tests, so that they run without them.
 """
 
 import tempfile
@@ -74,7 +74,7 @@ def make_sample(random: np.random.Generator, prompt_tokens: int, response_tokens
 def admit_and_lease(
     buffer: Buffer, epoch: int, cursor: int, groups: int, version: int, task: str = TASK
 ) -> tuple[Lease, ...]:
-    """Admit and lease `groups` new prompts; `cursor` is the number of earlier ones."""
+    """Admit and lease `groups` new prompts; `cursor` is the number of earlier prompts."""
     prompts = [(Prompt(QUESTION.format(cursor + i), answer=i), cursor + i + 1) for i in range(groups)]
     buffer.admit(task, prompts, epoch=epoch, cursor=cursor, target=cursor + groups, step=version + 1)
     leased = buffer.lease([task], groups, worker="bench", version=version, epoch=epoch).leases

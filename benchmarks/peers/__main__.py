@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Peer(NamedTuple):
-    """A peer: its name, and what pip installs for it."""
+    """A peer: its name, and the packages that pip installs for it."""
 
     name: str
     requirements: tuple[str, ...]
@@ -34,9 +34,9 @@ PEERS: Mapping[str, Peer] = {
     "reverb": Peer("Reverb", ("dm-reverb==0.14.0", "tensorflow-cpu==2.14.*")),
     "transfer_queue": Peer("TransferQueue", ("TransferQueue==0.1.11", "torch==2.13.0")),
 }
-"""By the name of the environment, and of the module that runs in it."""
+"""Name of the environment, and of the module that runs in it -> the peer."""
 CALLS = {"4 KB": 100, "147 KB": 50, "1 MB": 20, "16 MB": 2}
-"""Calls with one group in a repetition; those with 16 are a quarter, at least one."""
+"""The number of calls with one group in a repetition. With 16 groups, it is a quarter, but at least one."""
 REPETITIONS = 11
 
 

@@ -1,6 +1,6 @@
 """TransferQueue as a store: groups are the rows of a partition. Its controller and its storage are actors of Ray.
 
-Its users make a row of each sample, which is slower: a group is eight rows then.
+Its users store a row for each sample, which is slower: a group then has eight rows.
 """
 
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ class NumberData(vf.TaskData):
 
 
 class NumberTaskConfig(vf.TaskConfig):
-    """Nothing to choose."""
+    """A configuration without options."""
 
 
 class NumberTask(vf.Task[NumberData, vf.State, NumberTaskConfig]):
@@ -24,13 +24,13 @@ class NumberTask(vf.Task[NumberData, vf.State, NumberTaskConfig]):
 
     @vf.reward
     async def right(self, trace: vf.Trace) -> float:
-        """1 if it is the row's."""
+        """1 if the number is the row's, else 0."""
         numbers = re.findall(r"-?\d+", trace.last_reply or "")
         return float(bool(numbers) and numbers[-1] == self.data.answer)
 
 
 class RowsConfig(vf.TasksetConfig):
-    """The file."""
+    """The configuration, which names the file."""
 
     task: NumberTaskConfig = NumberTaskConfig()
     path: str = ""

@@ -7,7 +7,7 @@ from rollq.workers import Conversation, Rollout, finish, next_request, parse_rea
 class Revise:
     """Ask the model to check its answer."""
 
-    resumable = False  # the default; True: what is interrupted comes back as `rollout.previous`; see `rollout.keep`
+    resumable = False  # the default; if True, interrupted tokens come back as `rollout.previous`; see `rollout.keep`
 
     def __init__(self, words: str = "Check that, and answer again.") -> None:
         self.words = words

@@ -7,7 +7,7 @@ from rollq.buffer import Prompt, Sample
 from rollq.workers import ModelPool
 
 ASK = """Score these {} answers to the task from 0 to 1, relative to each other: a better answer has a higher score, and
-equally good answers have the same one. End with a line of scores, in the order of the answers, separated by commas.
+equally good answers have the same score. End with a line of scores, in the order of the answers, separated by commas.
 
 Task: {}
 

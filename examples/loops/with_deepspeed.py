@@ -16,7 +16,7 @@ model = AutoModelForCausalLM.from_pretrained("sums/model")
 engine, *_ = deepspeed.initialize(
     model=model,
     config={
-        "train_micro_batch_size_per_gpu": 1,  # has no effect: micro-batches are rollq's
+        "train_micro_batch_size_per_gpu": 1,  # has no effect, since rollq makes the micro-batches
         "gradient_accumulation_steps": ACCUMULATION,
         "gradient_clipping": 1.0,
         "zero_optimization": {"stage": 2},
@@ -30,7 +30,7 @@ with Consumer.connect("redis://127.0.0.1:6379/0", run="demo", weights=model, set
     for batch in consumer:
         for micro in batch.micro_batches(max_tokens=16_384, count=ACCUMULATION):
             engine.backward(policy_loss(engine, micro.to(engine.device)), scale_wrt_gas=False)
-            engine.step()  # updates after the last of them
+            engine.step()  # updates after the last micro-batch
         dist.barrier()
         consumer.publish(model, step=batch.step)
         consumer.commit(batch)

@@ -14,7 +14,7 @@ def sample_logprobs(model, micro, samples):
 
 
 def pairs_of(batch):
-    """The best and the worst valid sample of each group, by index, where their rewards differ."""
+    """The best and the worst valid sample of each group whose rewards differ, by index."""
     for group in range(len(batch.groups)):
         members = np.flatnonzero((batch.sample_groups == group) & batch.valid)
         if len(members) and np.ptp(batch.rewards[members]) > 0:

@@ -1,4 +1,4 @@
-"""A sampler for NeMo-RL's SingleController that gives it batches of rollq. Not run: see README.md."""
+"""A sampler that gives batches of rollq to NeMo-RL's SingleController. This has not been run: see README.md."""
 
 import asyncio
 from collections.abc import Callable
@@ -35,7 +35,8 @@ class RollqSampler(BaseSampler):
     async def select(
         self, *, current_train_weight: int, min_prompt_groups: int, max_prompt_groups: int
     ) -> tuple[KVBatchMeta | None, int]:
-        """End the step before, and put the rows of the next batch into the data plane. Waits until it is full."""
+        """End the previous step, and put the rows of the next batch into the data plane. Waits until the batch is
+        full."""
         self._batch = await asyncio.to_thread(self._next, current_train_weight)
         ids, fields = rows_of(self._batch)
         _, packed, tags = pack_payload(fields, weight_version=current_train_weight, group_id="rollq")
@@ -46,7 +47,7 @@ class RollqSampler(BaseSampler):
         return meta, len(self._batch.groups)
 
     async def evict(self, *, current_train_weight: int) -> int:
-        """Nothing: rollq gives out no stale groups."""
+        """Do nothing: rollq delivers no stale groups."""
         return 0
 
     def _next(self, version: int) -> Batch:

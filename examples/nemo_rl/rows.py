@@ -1,4 +1,4 @@
-"""Rows of NeMo-RL's GRPO from a batch of rollq: one for each sequence, padded to the longest."""
+"""Rows for NeMo-RL's GRPO from a batch of rollq: one for each sequence, padded to the longest."""
 
 import torch
 
@@ -6,7 +6,7 @@ from rollq.consumer import Batch
 
 
 def rows_of(batch: Batch, pad_id: int = 0) -> tuple[list[str], dict[str, torch.Tensor]]:
-    """Ids of the rows, and their fields: [B, T] where there is a value per token, else [B]."""
+    """Ids of the rows, and their fields: [B, T] for fields with a value per token, else [B]."""
     sequences = list(batch.sequences)
     tokens = {
         "input_ids": ([torch.from_numpy(sequence.ids).long() for sequence in sequences], pad_id),

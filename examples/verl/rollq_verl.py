@@ -1,4 +1,4 @@
-"""A sampler and a trainer for verl 0.9.1 that train on batches of rollq. Not run: see README.md."""
+"""A sampler and a trainer with which verl 0.9.1 trains on batches of rollq. This has not been run: see README.md."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from rollq.consumer import Batch, Consumer, ConsumerSettings
 
 
 class RollqSampler(ReplayBuffer):
-    """Takes each step's batch from a run, in place of rollouts of verl."""
+    """Takes each step's batch from a run, instead of generating it with verl."""
 
     consumer: Consumer
     batch: Batch
@@ -34,7 +34,7 @@ class RollqSampler(ReplayBuffer):
         ).__enter__()
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """Put the rows of the next batch into TransferQueue. Waits until it is full."""
+        """Put the rows of the next batch into TransferQueue. Waits until the batch is full."""
         self.batch = next(self.consumer)
         if self.batch.step != global_steps:
             raise ValueError(f"verl is at step {global_steps}, and rollq at {self.batch.step}: resume both from one")

@@ -1,4 +1,4 @@
-"""Rows of verl's V1 trainer from a batch of rollq: one per sequence, with the fields of its agent loops."""
+"""Rows for verl's V1 trainer from a batch of rollq: one per sequence, with the fields of verl's agent loops."""
 
 from typing import Any
 
@@ -10,7 +10,8 @@ from rollq.consumer import Batch
 def rows_of(batch: Batch) -> tuple[list[str], list[dict[str, Any]], list[dict[str, Any]]]:
     """Keys, fields and tags of the sequences of a batch, in order.
 
-    A key is `{uid}_{session}_{index}`, for a group, a sample of it, and a segment of that; verl splits at underscores.
+    A key is `{uid}_{session}_{index}`, which name a group, its sample, and the sample's segment; verl splits keys at
+    underscores.
     """
     keys, rows, tags = [], [], []
     segments: dict[int, int] = {}
