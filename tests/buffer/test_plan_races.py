@@ -39,7 +39,8 @@ def test_all_ranks_get_one_batch_however_a_new_plan_and_a_claim_meet(
     world: World,
     ranks: tuple[PausingBuffer, PausingBuffer, PausingBuffer],
 ) -> None:
-    """`sizes`: what the other rank knows of the rules when it claims. `code`: whether the task that was short is so."""
+    """`sizes` are the sizes that the other rank knows when it claims. `code` is the state of the task that was
+    short."""
     world.start(math={}, code={})
     world.complete(5, "math")
     world.admit(2, "code")

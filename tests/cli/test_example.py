@@ -45,7 +45,7 @@ EXAMPLES = {"options"}
 
 
 def documented(section: str, *, with_off: bool) -> dict[str, Any]:
-    """Keys of a section as the example has them; `with_off`: also those that are off by default."""
+    """Keys of a section as the example has them; with `with_off`, including keys that are off by default."""
     text = EXAMPLE.read_text()
     data: Any = flattened(tomllib.loads(re.sub(r"(?m)^#(\w+ = )", r"\1", text) if with_off else text))[0]
     for part in section.split("."):

@@ -112,7 +112,7 @@ def publish(world: WorkerWorld, version: int, model: Path) -> None:
 
 
 def made(world: WorkerWorld, model: Path, then: Path | None = None) -> Group:
-    """One group that a worker made. `then`: the weights that come when all its samples wait for their tool."""
+    """One group that a worker made. `then` are the weights that arrive when all its samples wait for their tool."""
     publish(world, 1, model)
     clock = world.buffer.clock("math")
     prompt = Prompt(QUESTION, answer="42")

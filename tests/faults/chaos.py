@@ -56,7 +56,7 @@ def role_names(workers: int) -> tuple[str, ...]:
 class Scene:
     """One run of chaos: `fsync` of the server's append-only file, the number of `faults`, and the network's odds.
 
-    `only`: how the names of roles begin that break.   `plan`: the faults themselves, where they are not drawn.
+    Only roles whose names begin with `only` break.   `plan`: the faults themselves, where they are not drawn.
     `modes`: how launches of the trainer resume, in turns.   `lasts_s`: the run's time, at least.
     `cluster`: the buffer is on one, whose nodes break, and the roles reach it without a network that fails.
     """

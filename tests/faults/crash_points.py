@@ -32,7 +32,7 @@ SIDES: tuple[Side, ...] = ("before", "after")
 class Fuse:
     """A proxy's judge that kills `role` at one command, before or after the server runs it.
 
-    `only`: the functions whose calls count; every command without any.
+    `only` are the functions whose calls count; without any, every command counts.
     """
 
     def __init__(self, at: int, side: Side, only: Collection[str] = ()) -> None:

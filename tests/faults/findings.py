@@ -7,7 +7,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Finding:
-    """An input that was not treated as it should have been. `verdict`: crash, wrongly accepted, half done, or hangs."""
+    """An input that was not treated as it should have been. `verdict` is crash, wrongly accepted, half done, or
+    hangs."""
 
     target: str
     verdict: str

@@ -66,7 +66,7 @@ Make = Callable[[random.Random], Any]
 class Target:
     """A decoder. `make` draws a hostile input; `decode` raises `errors` for it, or `AssertionError` if it should have.
 
-    `share`: inputs of this target for each input of the slowest one.
+    `share` is the number of inputs of this target for each input of the slowest target.
     """
 
     name: str

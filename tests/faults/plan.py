@@ -21,7 +21,8 @@ AT_ONCE = ("kill", "forget", "order", "rules", "delete")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault at `at_s` after the start. `target`: a role's name, `server` or `operator`; `for_s`: how long it lasts.
+    """One fault at `at_s` after the start. `target` is a role's name, `server` or `operator`, and `for_s` the duration
+    of the fault in seconds.
 
     kill: SIGKILL; stop: SIGSTOP, and SIGCONT afterwards; partition: no byte passes between the role and the server;
     zombie: the trainer is stopped, a successor takes over, and then it continues; failover: SIGKILL to the server, and

@@ -81,7 +81,7 @@ def write_settings(
     poisoned: Sequence[int] = (),
     prompts: int = 100_000,
 ) -> None:
-    """The settings and prompts of a run. `poisoned`: rows of task `math` that kill their worker."""
+    """The settings and prompts of a run. `poisoned` are rows of task `math` that kill their worker."""
     payloads = payloads_in(folder)
     tables = [f'run = "{run}"', "[payloads]", f"min_bytes = {payloads.min_bytes}"]
     tables += [f'url = "{payloads.url}"'] if payloads.url else []
@@ -167,7 +167,7 @@ def _main(name: str, main: Callable[..., None], *args: object) -> None:
 
 
 def produce(folder: Path, url: str, queue_url: str = "") -> None:
-    """`rollq produce`. `queue_url`: where the queue is, unless it is with the buffer."""
+    """`rollq produce`. `queue_url` is the URL of the queue, unless it is on the buffer's server."""
     _run_command(["produce", str(folder / SETTINGS_FILE)], url, queue_url)
 
 

@@ -26,7 +26,8 @@ REPORT_S = 0.1
 
 
 class GlooEngine:
-    """Takes weights and keeps them in `folder`/<worker>-<version>.safetensors. `behaviour`: of its first life."""
+    """Takes weights and keeps them in `folder`/<worker>-<version>.safetensors. `behaviour` applies to its first
+    life."""
 
     transfer_ranks = 1
     lives = 0

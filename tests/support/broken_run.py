@@ -30,7 +30,7 @@ class BrokenRun:
         self.write()
 
     def write(self, judge: str = "", task: str = "", engine: str = ENGINE, tables: str = "") -> None:
-        """Write the settings, with a judge of the user's if one is named; `task` and `tables`: more of the file."""
+        """Write the settings, with a user-written judge if one is named. `task` and `tables` add to the file."""
         (self.folder / "rollq.toml").write_text(
             f'run = "{self._run}"\n[redis]\nbuffer_url = "{self._server.url}"\n[tasks.math]\nprompts = "p.jsonl"\n'
             + (f'judge = "{judge}"\n' if judge else "")

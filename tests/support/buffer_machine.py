@@ -241,8 +241,8 @@ class BufferMachine(RuleBasedStateMachine):
         self.put_one(data.draw(st.sampled_from(self.model.ids(Status.RUNNING))), ages, letter, epoch)
 
     def put_one(self, group_id: int, ages: tuple[int, int], letter: str, epoch: int | None = None) -> None:
-        """Samples that were finished before are put as they were. `epoch`: of the weights that made the others. Its
-        trainer may have been ahead of the live one."""
+        """Samples that were finished earlier are put unchanged. `epoch` is the epoch of the weights that made the other
+        samples. Its trainer may have been ahead of the live trainer."""
         group, live = self.model.groups[group_id], self.world.held.epoch
         epoch = epoch or live
         assert group.lease is not None

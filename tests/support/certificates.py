@@ -11,7 +11,7 @@ PAGE = ROOT / "docs" / "guide" / "security.md"
 def make_certificates(folder: Path, host: str = "10.0.0.1") -> None:
     """Create `folder` with an authority and a certificate for the server, for each role and for `admin`.
 
-    `host`: the server's name, besides localhost.
+    `host` is the server's name, in addition to localhost.
     """
     code = code_with(PAGE, "openssl req").replace("certificates", folder.name).replace("IP:10.0.0.1", f"DNS:{host}")
     subprocess.run(["/bin/sh", "-e", "-c", code], cwd=folder.parent, check=True, capture_output=True)

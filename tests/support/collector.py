@@ -30,8 +30,8 @@ def attributes_of(pairs: Any) -> dict[str, Any]:
 
 
 class Collector:
-    """`spans` that have arrived, in `requests`, whose headers are kept; `status`: of its answers. It answers only while
-    `answers` is set."""
+    """`spans` that have arrived, in `requests`, whose headers are kept. `status` is the status of its answers. It
+    answers only while `answers` is set."""
 
     def __init__(self) -> None:
         self.spans: list[GotSpan] = []

@@ -23,7 +23,7 @@ PASSWORD = "correct-horse-battery-staple"
 
 
 def read_compose(variables: Mapping[str, str], *, secure: bool = False) -> dict[str, Any]:
-    """The compose file with `variables` replaced; `secure`: as secure.yaml changes it."""
+    """The compose file with `variables` replaced, and with `secure`, with the changes of secure.yaml."""
     model = yaml.safe_load((COMPOSE / "compose.yaml").read_text("utf-8"))
     if secure:
         text = (COMPOSE / "secure.yaml").read_text("utf-8")

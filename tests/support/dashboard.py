@@ -41,7 +41,7 @@ LEASED = 200
 @contextmanager
 def serving(*arguments: str, token: str = "", name: str = "dashboard", files: int | None = None) -> Iterator[str]:
     """`rollq dashboard`, or another command that serves pages, at a free port; it must end cleanly by SIGTERM, and log
-    less than a pipe takes. `files`: how many files it may open."""
+    less than a pipe takes. `files` is the number of files that it may open."""
     command = [sys.executable, "-m", "rollq.cli.main", name, *arguments, "--port", "0"]
     if files is not None:
         command = with_few_files(command, files)

@@ -22,7 +22,7 @@ MAX_TOKENS = 40
 
 
 def train_share(rank: int, world_size: int, folder: Path, how: str) -> None:
-    """`how`: by which means the ranks combine their gradients: `sum_gradients`, `ddp` or `fsdp2`."""
+    """`how` is the way in which the ranks combine their gradients: `sum_gradients`, `ddp` or `fsdp2`."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
     reduction = "sum" if how == "sum_gradients" else "mean"

@@ -108,7 +108,7 @@ def explore(
 ) -> int:
     """Play all orders of the trips of `acts` from the present state of the run, and `check` the results of each.
 
-    `only`: play no order but this one, after which the roles end one by one. Returns how many ends there are: what
+    With `only`, play just that order, after which the roles end one by one. Returns how many ends there are: what
     comes after a state that was seen before is checked once.
     """
     start = _dump(world)

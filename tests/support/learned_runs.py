@@ -35,8 +35,9 @@ SILENT_S = 43.0
 
 @dataclass
 class LearnedRun:
-    """A run that has trained `steps` steps. `longest`: the number of the group of math with the longest wrong answer of
-    step `SEARCHED`; `doing`: what its trainer says; `leases`: what its first worker has."""
+    """A run that has trained `steps` steps. `longest` is the number of the group of math with the longest wrong answer
+    of step `SEARCHED`. `doing` is the phase that its trainer reports, and `leases` are the leases of its first
+    worker."""
 
     world: World
     steps: int

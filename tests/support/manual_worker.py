@@ -39,7 +39,7 @@ def make_run(buffer: Buffer, tasks: Sequence[str] = ("math",), **rules: object) 
 
 
 class HandWorker:
-    """Fills the buffer on demand, from `model` with the live weights. `says`: the temperature that it claims."""
+    """Fills the buffer on demand, from `model` with the live weights. `says` is the temperature that it reports."""
 
     def __init__(
         self, buffer: Buffer, model: Qwen3ForCausalLM, folder: Path, name: str = "hand", says: float = TEMPERATURE

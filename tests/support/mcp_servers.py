@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).with_name("mcp_server.py")
 
 
 def command(*arguments: object) -> str:
-    """The command of a server; `arguments`: a file that names its tools."""
+    """The command of a server. `arguments` are a file that names its tools."""
     return " ".join([sys.executable, str(PROGRAM), "stdio", *map(str, arguments)])
 
 

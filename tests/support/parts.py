@@ -13,7 +13,7 @@ def part(lease: Lease, number: int, sample: Sample, before: int = 0, index: int 
 
 
 def in_parts(lease: Lease, sample: Sample, *ends: int, index: int = 0, first: int = 0) -> Iterator[SamplePart]:
-    """The sample in parts, which end after `ends` tokens; `first`: how many parts of its group came before."""
+    """The sample in parts, which end after `ends` tokens. `first` is the number of earlier parts of its group."""
     for number, (start, end) in enumerate(zip((0, *ends), ends, strict=False)):
         whole = join_parts([replace(sample, segments=(cut(sample.segments[0], end),))])
         yield part(lease, first + number, whole, start, index)

@@ -19,9 +19,8 @@ from support.waiting import PATIENCE_S, wait_while_alive
 
 @dataclass
 class Pods:
-    """Pods of `manifests`; leaving the `with` block kills those that are left.
-
-    `volumes`: the folder of each ConfigMap, Secret and claim, by its name. `ports`: port in a pod -> port here.
+    """Pods of `manifests`; leaving the `with` block kills the remaining pods. `volumes` has the folder of each
+    ConfigMap, Secret and claim, by its name. `ports` maps ports in a pod to ports here.
     """
 
     root: Path

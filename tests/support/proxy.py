@@ -30,8 +30,8 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The fate of a command. `delay_s`: before it is forwarded, or for `COPY`, before the copy is sent. `then`: called
-    once the server has run it, before its client hears of it."""
+    """The fate of a command. `delay_s` is the delay before it is forwarded, or for `COPY`, before the copy is sent.
+    `then` is called once the server has run the command, before its client gets the reply."""
 
     fate: Fate = Fate.PASS
     delay_s: float = 0.0

@@ -12,7 +12,8 @@ RATES = Rates(60.0, 4.0, 2000.0, 4.0, 0.0, 0.0, 0.0, 1.0, 8.0, 2.0, 0.5)
 
 
 def task_status(name: str = "math", statuses: dict[Status, int] | None = None, **changes: Any) -> TaskStatus:
-    """A task at step 41 with version 40 live, whose producer is there. `statuses`: groups that are not 0."""
+    """A task at step 41 with version 40 live, whose producer is there. `statuses` are the numbers of groups that are
+    not 0."""
     given = statuses or {}
     values: dict[str, Any] = {
         "kind": "train", "step": 41, "version": 40, "epoch": 1, "control": "run", "control_reason": "",
@@ -31,7 +32,7 @@ def trainer_state(phase: TrainerPhase | None = TrainerPhase.TRAINING, **changes:
 
 
 def waiting(lacks: dict[str, tuple[int, int]], **changes: Any) -> TrainerState:
-    """A trainer that waits. `lacks`: task -> groups ready, groups wanted."""
+    """A trainer that waits. `lacks` maps tasks to the groups that are ready and wanted."""
     ready, wanted = ({task: pair[i] for task, pair in lacks.items()} for i in (0, 1))
     return trainer_state(TrainerPhase.WAITING, **{"ready": ready, "wanted": wanted, "busy_s": 2.0, **changes})
 

@@ -76,10 +76,9 @@ def run_ranks(
     gathered: Path | None = None,
     streamed: bool = False,
 ) -> list[int | None]:
-    """Run all ranks; when one fails, kill the others. Returns their exit codes.
-
-    `gathered`: a folder, where rank 0 puts the weights of each checkpoint as torch gathers them. `streamed`: batches
-    are trained while they fill, however short the steps are.
+    """Run all ranks; if one fails, kill the others. Returns their exit codes. `gathered` is a folder to which rank 0
+    writes the weights of each checkpoint as torch gathers them. With `streamed`, batches are trained while they fill,
+    however short the steps are.
     """
     ranks = start_ranks(world_size, _train, url, run, settings.model_dump_json(), kill, gathered, streamed)
     running = {rank.sentinel: rank for rank in ranks}

@@ -103,9 +103,8 @@ def train_in_ranks(
     ends: Sequence[int] | None = None,
     **changed: Any,
 ) -> dict[str, float]:
-    """Train in as many processes, and return the gradient norm of each step. `killed_after` a step, all are killed.
-
-    `ends`: the exit codes of the ranks, if not those.
+    """Train in as many processes, and return the gradient norm of each step. After step `killed_after`, all are killed.
+    `ends` are the expected exit codes of the ranks, if they differ.
     """
     codes = run_in_ranks(ranks, _train_rank, url, run, model, output, killed_after, changed)
     wanted = ends or [0 if killed_after is None else -signal.SIGKILL] * ranks

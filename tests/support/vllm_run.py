@@ -99,7 +99,7 @@ def forward_logprobs(
 ) -> Float32Array:
     """Logprobs float32 [T-1] of ids[1:] by a plain forward pass, under the truncated distribution.
 
-    `attention`: that of transformers; "eager" is for all families, "sdpa" for long prompts.
+    `attention` is the implementation in transformers; "eager" is for all families, "sdpa" for long prompts.
     """
     logits = forward_logits(folder, ids, attention)[:-1] / temperature
     if top_k:

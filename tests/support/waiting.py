@@ -19,7 +19,8 @@ def wait_until(happened: Callable[[], bool], *, otherwise: Callable[[], object] 
 def wait_while_alive(
     happened: Callable[[], bool], processes: "Mapping[str, subprocess.Popen[bytes]]", output: Callable[[str], str]
 ) -> None:
-    """Wait until `happened` returns True, while none of `processes` ends. `output`: text that one has printed."""
+    """Wait until `happened` returns True, while none of `processes` ends. `output` is the text that a process has
+    printed."""
 
     def happened_meanwhile() -> bool:
         for name, process in processes.items():

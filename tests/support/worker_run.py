@@ -214,7 +214,7 @@ class WorkerWorld:
             await scene(worker, script)
 
     def settings(self, script: Script, *, lengths: Sequence[int] = (), **settings: Any) -> WorkerSettings:
-        """`lengths`: of a `SlowEngine`'s answers."""
+        """`lengths` are the lengths of a `SlowEngine`'s answers."""
         options = {"script": script, **({"lengths": lengths} if lengths else {})}
         return WorkerSettings.model_validate(
             {"engine": "support.worker_run.ScriptedEngine", "options": options, "grace_s": PATIENCE_S, **settings}

@@ -17,7 +17,7 @@ RollqError
  |- FencedError          a newer trainer, attempt or nonce has replaced the caller
  |   |- TrainerHeld         another live trainer holds the run
  |   |- NotClaimed          a step cannot be committed unclaimed, or released once committed
- |   |- VersionFalls        weights to publish are older than the live ones, or differ under the same version
+ |   |- VersionFalls        weights to publish are older than the live weights, or differ under the same version
  |- TaskBehind           a task was registered while the trainer's epoch started, and lacks it
  |- EpochMoved           a result counted its versions by an epoch that has ended
  |- BatchRefused         a batch of groups cannot be opened under this name or in this task
@@ -36,10 +36,10 @@ RollqError
  |- ImageError           an image of a prompt cannot be read, has changed, or does not fit the model
  |- ArchiveError         an archive does not hold what a caller asks for
  |- SnapshotError        a saved buffer is missing, damaged or of another version; names the file
- |- WeightsError         weights are missing, truncated or not the ones that were announced
+ |- WeightsError         weights are missing, truncated or not the announced weights
  |   |- TooLate             a weight broadcast started without this worker
  |   |- WeightsRejected     an engine has loaded weights, and returns the wrong logprobs with them
- |   |   |- WeightsLate     servers that others load weights into do not serve the published ones yet
+ |   |   |- WeightsLate     servers that others load weights into do not serve the published weights yet
  |- SampleFailed         one sample has failed, at a part that has a kind
  |   |- ContextFull         a prompt and its prefix leave no room for a token
  |   |- RequestRefused      the engine refuses a request, which can never work
@@ -216,4 +216,4 @@ class ArchiveError(RollqError):
 
 
 class WeightsError(RollqError):
-    """Weights are missing, truncated, or not the ones that were announced."""
+    """Weights are missing, truncated, or not the announced weights."""

@@ -326,7 +326,8 @@ class Consumer(Iterator[Batch]):
         return self._activity.during(TrainerPhase.SAVING)
 
     def checkpoint(self, step: int) -> None:
-        """Record that a checkpoint on disk covers `step`: batches up to it leave the buffer. Raises `FencedError`."""
+        """Record that a checkpoint on disk covers `step`, so that batches up to it leave the buffer. Raises
+        `FencedError`."""
         if self._settings.rank == 0:
             self._lease.buffer.checkpoint(self._lease.epoch, step)
 

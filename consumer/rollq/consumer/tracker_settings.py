@@ -13,7 +13,7 @@ _NAMED: Final = {"name": "a tracker's run has the name of rollq's run; leave it 
 
 
 class TensorBoardSettings(Settings):
-    """Where TensorBoard reads."""
+    """The folder from which TensorBoard reads."""
 
     folder: Path | None = Field(default=None, description="folder of the event files; default: tensorboard in output")
 

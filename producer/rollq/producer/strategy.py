@@ -106,7 +106,8 @@ def over_sampled(settings: ProducerSettings, rules: TaskRules, state: TaskState)
 
 
 def stock_for_reuse(rules: TaskRules, state: TaskState, last_step: int, window: int) -> int:
-    """Number of groups to have beyond the consumed ones, if each is trained up to `max_uses` times; `window` otherwise.
+    """Number of groups to have beyond the consumed groups, if each is trained up to `max_uses` times; `window`
+    otherwise.
 
     A group is fresh for the steps up to `last_step` and cools down in between, which limits its uses. One batch more
     than cool down is allowed, so that groups are generated while a batch is trained. The next batch always has room:

@@ -51,7 +51,7 @@ def places(victim: str) -> pytest.MarkDecorator:
 @dataclass
 class Fuse:
     """A proxy's judge that calls `kill` at the records of some turns: before the server gets one, or after it has
-    run it, and before the worker hears of that. `breaks`: whether the connection ends with the victim."""
+    run it, and before the worker hears of that. `breaks` says whether the connection ends with the victim."""
 
     notes: Path
     places: set[Place]

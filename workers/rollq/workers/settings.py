@@ -12,7 +12,7 @@ from rollq.workers.engines.protocol import SwapMode
 from rollq.workers.http.pools import PoolSettings
 
 PoolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
-"""Also part of an environment variable's name."""
+"""The name of a pool, which is part of an environment variable's name too."""
 
 
 class PauseMode(StrEnum):
@@ -23,7 +23,7 @@ class PauseMode(StrEnum):
 
 
 class GatewaySettings(Settings):
-    """Where the gateway of a worker listens."""
+    """The address at which the gateway of a worker listens."""
 
     bind: str = Field(
         default="127.0.0.1:0",

@@ -59,7 +59,7 @@ def has_groups(reply: Any) -> bool:
 
 
 def _counted(task: str, reply: Any, known: Claimed | None) -> "list[_Counted]":
-    """The groups of a task in order, known ones first, each with its counting."""
+    """The groups of a task in order, known groups first, each with its counting."""
     before = _known_of(known, task) if known else []
     in_order = [*before, *(claimed_group(task, *fields) for fields in reply[9:])]
     return list(zip(in_order, _counting(reply, len(in_order)), strict=True))
@@ -147,7 +147,7 @@ def claimed_group(
     probability: bytes,
     *stored: bytes,
 ) -> ClaimedGroup:
-    """A group from its description, see `describe_groups`; `stored`: its prompt and frame, or nothing."""
+    """A group from its description, see `describe_groups`. `stored` has its prompt and frame, or nothing."""
     numbers = (oldest, arrival, tries, tokens, float(reward or 0))
     pipeline = PipelineOutput.decode(shaped)
     drawn = float(probability) if probability else None

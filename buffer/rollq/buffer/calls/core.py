@@ -108,7 +108,7 @@ class BufferCore(RunStore):
     # -- creation ---------------------------------------------------------------------------------------------------
 
     def create_run(self, *, model: str = "", tokenizer: str = "", identities: Mapping[str, str] | None = None) -> None:
-        """Create the run, or check the fingerprints of its model and tokenizer against the given ones.
+        """Create the run, or compare the fingerprints of its model and tokenizer with the given fingerprints.
 
         `identities` are other facts that roles must agree on, by name: environments and chat templates. Raises
         `RunMismatch`, with both values.
@@ -243,7 +243,7 @@ class BufferCore(RunStore):
             moved = self.call_task(name, task, *args, revision) == _CONTROL_MOVED
 
     def rules(self, task: str) -> TaskRules:
-        """The task's rules as this role last read them: with its clock, or when `controls` found new ones."""
+        """The task's rules as this role last read them: with its clock, or when `controls` found new rules."""
         if task not in self._rules:
             self.clock(task)
         return self._rules[task].rules

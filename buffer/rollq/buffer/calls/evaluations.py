@@ -145,7 +145,7 @@ def rewards_of(metrics: Mapping[str, Any]) -> dict[str, float]:
 def evaluation_state(batches: Sequence[Mapping[str, bytes | None]], over: int) -> EvaluationState | None:
     """The state of the running evaluation, else of the last one; None without an evaluation.
 
-    `batches` are fields of batches: first the `over` ended ones, oldest first, then all.
+    `batches` are fields of batches: first the `over` ended batches, oldest first, then all batches.
     """
     ended = [batch for batch in batches[:over] if batch["type"] == b"eval"]
     running = [batch for batch in batches[over:] if (batch["type"], batch["state"]) == (b"eval", b"running")]

@@ -1,4 +1,4 @@
-"""Payloads of claimed groups: their prompts and samples, decoded while later ones arrive."""
+"""Payloads of claimed groups: their prompts and samples, decoded while later payloads arrive."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

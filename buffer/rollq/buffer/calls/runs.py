@@ -76,7 +76,7 @@ def _counts(store: RunStore, tasks: Sequence[TaskKeys]) -> list[dict[Status, int
 
 
 def _times_of(reports: Iterable[bytes]) -> list[int]:
-    """The time of each of these worker reports, in ms, without unreadable ones."""
+    """The time of each readable worker report, in ms."""
     times = [report.split(b" ", 1)[0] for report in reports]
     return [int(at_ms) for at_ms in times if at_ms.isdigit() and len(at_ms) < 20]
 

@@ -322,7 +322,7 @@ class Training(Fetching, Claiming):
             self._forget_plans(held, before + 1, self.clock(task).first_manifest)
 
     def publish(self, held: TrainerEpoch, version: int, *, uri: str, digest: str) -> None:
-        """Make weights the live ones: workers swap to them, and groups that are now too stale no longer count.
+        """Make weights the live weights: workers swap to them, and groups that are now too stale no longer count.
 
         `digest` is the sha256 of their manifest, in hex. If an earlier trainer published the same weights as this
         version, tokens from these weights count as this version again. A digest in another form never matches. Raises

@@ -175,7 +175,8 @@ def _stack(tensors: Sequence[Any]) -> Any:
 
 
 def _find(ids: list[int], wanted: list[int], start: int) -> int:
-    """Where `wanted` first occurs in `ids` at or after `start`. Raises `ImageError` if it does not occur."""
+    """The index at which `wanted` first occurs in `ids`, at or after `start`. Raises `ImageError` if it does not
+    occur."""
     with suppress(ValueError):
         while True:
             start = ids.index(wanted[0], start)

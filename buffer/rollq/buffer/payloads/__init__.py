@@ -1,1 +1,1 @@
-"""Where large frames of groups are kept outside their task's slot: a cluster, a folder, an object store."""
+"""The places of large frames outside their task's slot: a cluster, a folder, or an object store."""

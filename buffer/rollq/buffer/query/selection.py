@@ -101,7 +101,7 @@ class Candidates(NamedTuple):
 
 
 def parse_after(after: str) -> tuple[int, int]:
-    """Where a page begins: the set of the selection, and the number of its groups on earlier pages. Raises
+    """The start of a page: the set of the selection, and the number of its groups on earlier pages. Raises
     `QueryError`."""
     if not re.fullmatch(r"(\d{1,9}\.\d{1,9})?", after):
         raise QueryError(f"after {after!r}: pass the value from the previous page")
@@ -133,7 +133,7 @@ class Filling:
         return max(most, 0)
 
     def add(self, read: int, groups: Iterable[FoundGroup]) -> None:
-        """Add the wanted groups. `read` groups were asked for, and `groups` are the ones that are still there."""
+        """Add the wanted groups. The `read` groups were asked for, and `groups` are those still there."""
         there = list(groups)
         self.read += read
         self.shown += filter(self.selection.holds, there)

@@ -163,7 +163,7 @@ def sizes_by_weight(
     tasks: Mapping[str, Sequence[TaskRules]], weights: Mapping[str, float], step: int
 ) -> dict[str, int]:
     """Groups of each task in the batch of `step` when `weights` share the groups of all. Tasks without groups there,
-    such as retired ones, get none.
+    such as retired tasks, get none.
 
     `tasks` has the rules of each task's shards. Raises `ConfigError` when a later step has other sizes already, and for
     weights that cannot be used.

@@ -83,9 +83,8 @@ class Events:
         self._unsubscribe()
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until something has happened since the last wait, or for `timeout_s`. True if something has.
-
-        If the server is unreachable, it sleeps, and the next wait subscribes again.
+        """Block until something has happened since the last wait, or for `timeout_s`. Returns whether something has. If
+        the server is unreachable, the call sleeps, and the next wait subscribes again.
         """
         deadline = time.monotonic() + timeout_s
         while (left_s := deadline - time.monotonic()) > 0:

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class Servers(Protocol):
-    """Where the keys of a buffer are. Thread-safe.
+    """The servers that have the keys of a buffer. Thread-safe.
 
     `replicas` is the number of a server's replicas that must have what a function has written before it counts.
     `spread` is true if keys of different slots are on different servers.

@@ -144,7 +144,7 @@ def _segments(
 
 
 def _index(index: int, owners: Sequence[Any]) -> int:
-    """`index`, which must be one of `owners`: numpy and lists would take a negative one."""
+    """`index`, which must be one of `owners`: numpy and lists would take a negative index."""
     if not 0 <= index < len(owners):
         raise ValueError(f"{index} is none of {len(owners)}")
     return index

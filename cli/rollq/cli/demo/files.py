@@ -181,7 +181,7 @@ def user_task(
     seed: int,
     model: DemoModel = TINY,
 ) -> DemoTask:
-    """Write a user's rows into the folder, with up to `HELD_OUT_ROWS` random ones held out, and return their task."""
+    """Write a user's rows into the folder, with up to `HELD_OUT_ROWS` random rows held out, and return their task."""
     held_out = set(random.Random(seed).sample(range(len(rows)), min(HELD_OUT_ROWS, len(rows) // 2)))
     task = DemoTask(
         name="prompts",

@@ -76,7 +76,7 @@ class RollqSettings(Settings):
         return {name: task for name, task in self.train_tasks().items() if not task.offline}
 
     def served_tasks(self) -> dict[str, WorkerTask]:
-        """Everything that workers serve: all tasks that the buffer has, except offline ones."""
+        """Everything that workers serve: all tasks that the buffer has, except offline tasks."""
         return {name: task for name, task in self.all_tasks().items() if not task.offline}
 
     @property

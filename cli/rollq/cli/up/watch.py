@@ -1,4 +1,4 @@
-"""Watches roles while they run: restarts dead ones, records the buffer's depths, shows the live view."""
+"""Watches roles while they run: restarts dead roles, records the buffer's depths, and shows the live view."""
 
 import contextlib
 import sys

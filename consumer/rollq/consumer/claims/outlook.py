@@ -28,7 +28,7 @@ def outlook(shortfall: Shortfall, counts: Iterable[Counts], fullness: Fullness) 
     `counts` are the counts of the batch's tasks; `fullness` is the buffer's.
 
     The weights are too old if none of the groups that they generate may be trained at the step: then no pending or
-    running group can help. A trainer that has trained the step before has newer ones, since a version is a trained
+    running group can help. A trainer that has trained the step before has newer weights, since a version is a trained
     step. A full server's memory stays full while its trainer waits.
     """
     short = [each for each in counts if each.task in shortfall.wanted]

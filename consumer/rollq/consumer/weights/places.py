@@ -244,7 +244,8 @@ def _unfinished_name(parent: Path | None, buffer: TrainerBuffer) -> str:
 
 
 def keep_newest(parent: Path, patterns: tuple[str, ...], count: int, needed: set[Path], doomed: Path) -> None:
-    """Remove entries of `parent` that match the patterns, except the `count` last changed and the `needed` ones.
+    """Remove entries of `parent` that match the patterns, except the `count` last changed entries and the `needed`
+    entries.
 
     Workers may read the live weights until others are published. A folder is first renamed to a name that begins like
     `doomed`, so a folder under its original name is complete, even after a kill.

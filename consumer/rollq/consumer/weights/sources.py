@@ -166,9 +166,8 @@ def _probe_of(model: Any) -> Probe:
 
 
 def _rounded(probe: Probe | None, dtype: str | None) -> Probe | None:
-    """The probe of weights that are rounded to `dtype`: it allows engines as much deviation as with that dtype.
-
-    Sums only fit weights that are rounded to bfloat16, so float16 drops them.
+    """The probe of weights that are rounded to `dtype`, which allows engines as much deviation as with that dtype. Sums
+    only fit weights that are rounded to bfloat16, so they are dropped for float16.
     """
     if probe is None or dtype is None:
         return probe

@@ -44,8 +44,8 @@ def command(python: str, *arguments: str) -> list[str]:
 
 
 def variables(named: Sequence[str]) -> dict[str, str]:
-    """The variables of a runner: harmless variables and `named` ones. Modules in the user's folders can be imported,
-    including by programs that verifiers starts."""
+    """The variables of a runner: harmless variables and `named` variables. Modules in the user's folders can be
+    imported, including by programs that verifiers starts."""
     kept = known_to_be_harmless(os.environ, named)
     for name in ("PYTHONHOME", "VIRTUAL_ENV"):
         kept.pop(name, None)

@@ -1,4 +1,4 @@
-"""`connect`: the consumer of a training run with TRL, on every rank of its launch."""
+"""Connects the consumer of a training run with TRL, on every rank of its launch."""
 
 import threading
 from collections.abc import Mapping

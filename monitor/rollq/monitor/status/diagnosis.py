@@ -1,6 +1,6 @@
 """The state of a run in one sentence: whether it makes progress, otherwise the obstacle and the remedy. Pure.
 
-`RULES` are tried in order: an earlier state explains the later ones.
+`RULES` are tried in order, since an earlier state explains later states.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

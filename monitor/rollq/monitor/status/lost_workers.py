@@ -35,5 +35,5 @@ def _remedy(report: Mapping[str, Any]) -> str:
 
 
 def gpus_in_words(gpus: str) -> str:
-    """GPUs, as in `Place`, in words that follow a verb."""
+    """GPUs, given as in `Place`, in words, for the object of a sentence."""
     return f"GPU {gpus}" if "," not in gpus.partition(" (")[0] else f"GPUs {gpus}"

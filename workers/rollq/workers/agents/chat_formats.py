@@ -1,4 +1,4 @@
-"""Chat formats by their names in the settings: the built-in ones, and vLLM's if vLLM is installed."""
+"""Chat formats by their names in the settings: built-in formats, and vLLM's if vLLM is installed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,7 +91,7 @@ NAMES: Final = ", ".join(BUILT_IN)
 
 
 def make_format(tool_parser: str, reasoning_parser: str = "") -> ChatFormat:
-    """The chat format of these parsers, by name: built-in ones, and vLLM's if vLLM is installed. "" means no parser.
+    """The chat format of these parsers, by name: built-in parsers, and vLLM's if vLLM is installed. "" means no parser.
 
     Raises `ConfigError` for an unknown name, and for a parser of vLLM if vLLM is not installed.
     """

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 SEQUENCES = 256
 """How many sequences an engine gets at a time if it reports no limit."""
 REPORT_TOKENS = 128
-"""An engine reports a running request's tokens after this many new ones."""
+"""An engine reports a running request's tokens after this many new tokens."""
 
 
 class WeightsVersion(NamedTuple):

@@ -19,7 +19,7 @@ from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.engines.tensors import torch_tensor
 
 SLACK_S = 10.0
-"""How much longer than the trainer a worker waits before the trainer counts as dead."""
+"""Seconds that a worker waits longer than the trainer before the trainer counts as dead."""
 
 
 class TooLate(WeightsError):
@@ -63,7 +63,7 @@ class BroadcastReceiver:
         """Join the open attempt at broadcast `number`, which carries the live weights.
 
         Raises `TooLate`, and informs the trainer, if no attempt is open or this worker has already entered it. Raises
-        `WeightsError` if the broadcast has expired or differs from the announced one.
+        `WeightsError` if the broadcast has expired or differs from the announced broadcast.
         """
         round_log = BroadcastLog(self._calls.buffer, number)
         broadcast = await self._calls(round_log.read)

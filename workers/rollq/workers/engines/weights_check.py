@@ -13,7 +13,7 @@ from rollq.workers.engines.tensors import few
 
 @dataclass(frozen=True, slots=True)
 class WeightsCheck:
-    """The mean distance of the engine's logprobs from the expected ones, and the distance allowed; in nats."""
+    """The mean distance of the engine's logprobs from the expected logprobs, and the allowed distance, in nats."""
 
     difference: float
     tolerance: float

@@ -85,7 +85,7 @@ class Loans:
             _end(away, away.sample)
 
     async def run(self) -> None:
-        """Offer samples and fetch returned ones, until cancelled."""
+        """Offer samples and fetch returned samples, until cancelled."""
         while True:
             if self._away:
                 await asyncio.sleep(GATHER_S)

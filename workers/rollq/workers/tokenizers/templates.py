@@ -47,9 +47,8 @@ def check_options(template: str, options: Mapping[str, Any]) -> None:
 
 
 def template_identity(folder: Path | None, file: Path | None, options: Mapping[str, Any]) -> str:
-    """A template, in `file` or else in the `folder` of a tokenizer, and its options, as one short text.
-
-    Workers with equal texts render alike. Raises `ConfigError` for a file that cannot be read.
+    """A template, in `file` or else in the `folder` of a tokenizer, and its options, as one short string. Workers with
+    equal strings render alike. Raises `ConfigError` for a file that cannot be read.
     """
     template = read_template(file) if file else _template_in(folder) if folder else ""
     digest = hashlib.sha256(template.encode()).hexdigest()[:16] if template else "none"

@@ -58,7 +58,7 @@ class Offered:
 
 
 class PutOutcome(StrEnum):
-    """Where a result was filed."""
+    """The place where a result was filed."""
 
     COMPLETED = "completed"
     ABORTED = "aborted"

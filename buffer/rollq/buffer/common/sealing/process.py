@@ -34,7 +34,7 @@ _HIDE: Final[Mapping[Means, Callable[[Iterable[str]], None]]] = {
     Means.NAMESPACES: move_into_own_root,
 }
 _LIBRARIES: Final = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
-"""Where the system keeps shared libraries, and Python's time zone names."""
+"""The folders in which the system keeps shared libraries, and Python's time zone names."""
 MOST_FILES: Final = 64
 """The most open files of a sealed process."""
 

@@ -151,7 +151,7 @@ do
 end
 
 -- How many completed groups are fresh at `step`, and how many groups in generation would be too old one step later. The
--- batch waits for the latter: without them it would hold the quick, short answers and lose the long ones.
+-- batch waits for the latter: without them, it would hold the quick, short answers and lose the long answers.
 local function count_ready(clock, step)
   local completed, stale = clock.prefix .. 'completed', stale_version(clock, step)
   local ready

@@ -1,4 +1,4 @@
--- The live weights of a run, and which epochs have published the same ones.
+-- The live weights of a run, and the epochs that have published the same weights.
 --
 -- `published` has for each version: the first epoch since which every epoch that published it had the same weights, and
 -- their digest. Then tokens of these epochs come from the same weights.

@@ -105,7 +105,7 @@ local function pick_suspects(clock, request, suspect_count)
 end
 
 -- The groups of `scored`, ids and scores in order, with the longest answers first within a step: a long answer that
--- begins last ends alone. Groups with an unknown length keep their place before shorter ones.
+-- begins last ends alone. Groups with an unknown length keep their place before shorter groups.
 local function longest_first(clock, scored)
   local ids, steps, lengths, places = {}, {}, {}, {}
   for i = 1, #scored, 2 do

@@ -29,7 +29,7 @@ local function is_thinned(member, stride)
   return (position_of(member) - 1) % stride ~= 0
 end
 
--- Removes rows that are older than the newest ones: one with each row, and half of them when the stride grows.
+-- Removes rows that are older than the newest rows: one with each row, and half of them when the stride grows.
 local function thin(key, position)
   local stride = stride_at(position)
   local has_grown = stride ~= stride_at(position - 1)

@@ -68,7 +68,7 @@ local function awaited_after(prefix, from_step)
   return table.concat(awaited, ',')
 end
 
--- The weights of the checkpoint become the live ones. Until the replay publishes a later version again, workers may
+-- The weights of the checkpoint become the live weights. Until the replay publishes a later version again, workers may
 -- keep its weights, unless the last replay published other weights.
 local function publish_checkpoint(prefix, epoch, from_step, mode, uri, digest)
   set_live_weights(prefix, epoch, from_step, uri, digest)

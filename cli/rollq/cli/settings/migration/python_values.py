@@ -274,7 +274,7 @@ class Expressions:
         return self.state.new(made) if isinstance(node, ast.List) else tuple(made)
 
     def positional(self, nodes: list[ast.expr]) -> list[Any]:
-        """Items and arguments, with starred ones expanded."""
+        """Items and arguments, with starred items expanded."""
         made: list[Any] = []
         for node in nodes:
             value = self.value(node.value if isinstance(node, ast.Starred) else node)

@@ -56,7 +56,7 @@ class LiveWeights:
                 server.checked = True
 
     async def _check(self, http: aiohttp.ClientSession, server: Server) -> WeightsCheck | None:
-        """Compare a server's logprobs with the expected ones. Raises `WrongWeights` if they differ.
+        """Compare a server's logprobs with the expected logprobs. Raises `WrongWeights` if they differ.
 
         Returns None if the server returns no logprobs of prompts, or if there is nothing to compare with.
         """

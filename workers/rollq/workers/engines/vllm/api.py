@@ -112,7 +112,7 @@ def prompt_logprobs(ids: Sequence[int], output: Any) -> Float32Array:
 
 
 class OutputReader:
-    """Reads vLLM's `CompletionOutput`s of one request. Each output continues the previous ones."""
+    """Reads vLLM's `CompletionOutput`s of one request. Each output continues the previous outputs."""
 
     def __init__(self, version: WeightsVersion) -> None:
         """`version` is the version of all tokens if vLLM does not report it."""

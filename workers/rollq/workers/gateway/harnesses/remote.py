@@ -1,4 +1,5 @@
-"""The agent loop `outside`: a harness elsewhere asks the worker for a session, and calls the model through it."""
+"""The agent loop `outside`, with which a harness elsewhere asks the worker for a session, and calls the model through
+it."""
 
 import asyncio
 import os

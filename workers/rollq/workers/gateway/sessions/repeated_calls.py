@@ -86,7 +86,7 @@ class RepeatedCalls:
     ) -> "asyncio.Task[Answer]":
         """The answer that a caller waits for: of the earlier call that its call repeats, or of a new one.
 
-        `begin` starts a new call, with the number of equal ones before it; its exceptions are raised. A call that ends
+        `begin` starts a new call, with the number of equal calls before it; its exceptions are raised. A call that ends
         without an answer is forgotten, and its waiting callers may be expected back.
         """
         digest = located.digest
