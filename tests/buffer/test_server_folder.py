@@ -1,5 +1,6 @@
 """Large payloads in the folder of an embedded server, which roles on its machine use without a setting."""
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from rq import Queue
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.payloads.folders_and_buckets import Folder
 from rollq.buffer.payloads.object_payloads import MARKER
 from rollq.buffer.payloads.router import SERVER_FOLDER, SERVER_FOLDER_MIN_BYTES
 from rollq.buffer.rules.settings import PayloadSettings
@@ -68,32 +70,56 @@ def test_large_groups_are_in_the_folder_and_outlive_a_killed_server(world: World
     world.check()
 
 
-def test_a_payload_is_on_disk_before_its_group_is_completed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_payloads_are_brought_to_disk_by_themselves_and_when_the_buffer_closes(
+    world: World, fresh_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.start()
-    synced: list[tuple[str, int]] = []
+    synced: list[Path] = []
     real = os.fsync
 
     def fsync(number: int) -> None:
         real(number)
-        path = Path(f"/proc/self/fd/{number}").resolve()
-        synced.append((path.name if path.is_dir() else "file", world.statuses().get("completed", 0)))
+        synced.append(Path(f"/proc/self/fd/{number}").resolve())
 
     monkeypatch.setattr(os, "fsync", fsync)
     put(world)
+    (first,) = files_of(fresh_server, world.buffer.run)
+    of_task, of_run = first.parents[:2]
+    wait_until(lambda: first in synced and synced[synced.index(first) :] == [first, of_task, of_run])
     put(world)
-    run = world.buffer.run
-    above = [world.buffer.incarnation, run, server_folder.NAME]
-    assert synced == [
-        *[(name, 0) for name in above],  # which name the folder of the task: once
-        *[("file", 0), ("math", 0)],
-        *[("file", 1), ("math", 1)],
-    ]
-    assert world.statuses() == {"completed": 2}
+    (second,) = set(files_of(fresh_server, world.buffer.run)) - {first}
+    world.buffer.close()
+    assert synced[-2:] == [second, of_task]
 
 
-def test_by_default_only_frames_that_are_slower_in_the_append_only_file_go_there(
-    fresh_server: EmbeddedServer, run_name: str
+def test_a_payload_that_was_removed_before_it_was_on_disk_is_no_trouble(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    folder = Folder(str(tmp_path), fsync="everysec")
+    for name in ("run/task/1", "run/task/2"):
+        folder.put(name, b"payload")
+    folder.remove("run/task/1")
+    folder.close()
+    assert not caplog.records
+    assert folder.get("run/task/2") == b"payload"
+
+
+def test_a_disk_that_fails_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(number: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    folder = Folder(str(tmp_path), fsync="everysec")
+    folder.put("run/task/1", b"payload")
+    folder.put("run/task/2", b"payload")
+    folder.close()
+    (record,) = caplog.records
+    assert "may not be on disk: [Errno 5] Input/output error" in record.message
+
+
+def test_by_default_only_large_frames_go_there(fresh_server: EmbeddedServer, run_name: str) -> None:
     with Buffer.connect(fresh_server.url, run_name) as buffer:
         world = World(buffer).start()
         put(world, "x" * (SERVER_FOLDER_MIN_BYTES // 4))

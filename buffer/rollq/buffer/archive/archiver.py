@@ -36,7 +36,7 @@ MARKER = "_this+run"
 
 def open_archive(url: str) -> Objects:
     """The objects at `archive.url`. Raises `ConfigError` unless it is an existing folder or a bucket."""
-    return Bucket(url, "archives") if url.startswith("s3:") else Folder(url, "archive.url", durable=True)
+    return Bucket(url, "archives") if url.startswith("s3:") else Folder(url, "archive.url", fsync="always")
 
 
 def wait_for_run(buffer: ArchiverBuffer, stop: threading.Event) -> None:

@@ -11,7 +11,7 @@ import orjson
 from rollq.buffer.archive.rows import Row, rows_of
 from rollq.buffer.archive.schema import tables_of, write_rows
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.common.atomic_files import fsync_folder
+from rollq.buffer.common.atomic_files import fsync_path
 from rollq.buffer.errors import ConfigError
 
 
@@ -36,7 +36,7 @@ def export(groups: Iterable[list[Row]], path: Path, form: str) -> int:
         with unfinished.open("wb") as file:
             _WRITERS[form](file, counted)
         unfinished.replace(path)
-        fsync_folder(path.absolute().parent)
+        fsync_path(path.absolute().parent)
     except OSError as error:
         raise ConfigError(f"--to {path}: cannot be written: {error.strerror}") from error
     finally:

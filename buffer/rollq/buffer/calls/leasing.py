@@ -203,12 +203,12 @@ class Leasing(BufferCore):
         if self.payloads:  # external payloads are stored before a group names them
             encoded: list[GroupArgs] = []
             with self.payloads.writing() as write:
-                for result, group in zip(results, arguments(), strict=True):
+                for group in arguments():
                     encoded.append(group)
-                    if group.away:  # raises if the run was deleted: nothing would ever remove its payloads
-                        self.renew([result.lease])
                     for name, payload in group.away.items():
                         write(name, payload)
+                if held := [result.lease for result, group in zip(results, encoded, strict=True) if group.away]:
+                    self.renew(held)  # raises if the run was deleted: nothing would ever remove its payloads
             groups = partial(iter, encoded)
 
         put = ("put", keys.clock, self.incarnation, epoch, floors.encode())

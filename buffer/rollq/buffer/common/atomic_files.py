@@ -26,7 +26,7 @@ def atomic_file(path: Path, data: bytes | memoryview) -> None:
     except BaseException:
         Path(unfinished).unlink(missing_ok=True)
         raise
-    fsync_folder(path.parent)
+    fsync_path(path.parent)
 
 
 @contextmanager
@@ -66,19 +66,15 @@ def former_folder(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.former")
 
 
-def fsync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk, but not the files."""
-    _fsync(folder)
-
-
 def fsync_tree(folder: Path) -> None:
     """Wait until a folder is on disk with every file and folder in it."""
     for path in folder.rglob("*"):
-        _fsync(path)
-    _fsync(folder)
+        fsync_path(path)
+    fsync_path(folder)
 
 
-def _fsync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
+    """Wait until a file is on disk, or the names in a folder, but not its files."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -106,5 +102,5 @@ def _put_in_place(hidden: Path, folder: Path) -> None:
         if former.exists():
             former.rename(folder)
         raise
-    fsync_folder(folder.parent)
+    fsync_path(folder.parent)
     shutil.rmtree(former, ignore_errors=True)

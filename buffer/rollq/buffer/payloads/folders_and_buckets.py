@@ -12,11 +12,12 @@ from contextlib import suppress
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Literal, Protocol
 
-from rollq.buffer.common.atomic_files import fsync_folder
+from rollq.buffer.common.atomic_files import fsync_path
 from rollq.buffer.common.s3 import open_bucket
 from rollq.buffer.errors import ConfigError, ServerRefused, ServerUnavailable
+from rollq.buffer.payloads.background_sync import BackgroundSync
 from rollq.buffer.store.redis_errors import Trouble
 from rollq.buffer.wire.joined_frame import Pieces
 
@@ -27,6 +28,11 @@ ABANDONED_S = 3600.0
 """A file without writes for this time counts as abandoned."""
 NO_RIGHT = Trouble(ServerRefused, "give this role the right to read, write, list and delete there", passes=False)
 AWAY = Trouble(ServerUnavailable, "check that it answers and has room", answered=False)
+
+
+Fsync = Literal["no", "always", "everysec"]
+"""When a file is on disk: when the operating system likes, when `put` returns, or a second later at most. These are the
+names that a server has for its append-only file."""
 
 
 class NotMounted(OSError):
@@ -65,22 +71,24 @@ class Objects(Protocol):
     def explain(self, error: Exception) -> Trouble | None:
         """The meaning of a failure; None for a missing object."""
 
+    def close(self) -> None:
+        """End all background work."""
+
 
 class Folder:
     """`Objects` in a folder of a file system."""
 
     failure: type[Exception] = OSError
 
-    def __init__(self, path: str, setting: str = "payloads.url", *, durable: bool = False) -> None:
-        """Raises `ConfigError`, naming the `setting`, unless it is the absolute path of an existing folder. With
-        `durable`, a file is on disk when `put` returns.
-        """
+    def __init__(self, path: str, setting: str = "payloads.url", *, fsync: Fsync = "no") -> None:
+        """Raises `ConfigError`, naming the `setting`, unless it is the absolute path of an existing folder."""
         if not Path(path).is_absolute():
             raise ConfigError(f"{setting} = {path!r}: is neither s3://bucket/prefix nor the absolute path of a folder")
         if not Path(path).is_dir():
             raise ConfigError(f"{setting} = {path!r}: there is no such folder on this machine; mount it, or create it")
         self._path = Path(path)
-        self._durable = durable
+        self._syncs_at_once = fsync == "always"
+        self._sync = BackgroundSync(self._path) if fsync == "everysec" else None
         self._on_disk = set[Path]()  # folders below it whose names are
 
     def put(self, name: str, value: bytes | Pieces) -> None:
@@ -90,24 +98,30 @@ class Folder:
         try:
             self._make(path.parent)
             _write(unfinished, value)
-            if self._durable:
-                with unfinished.open("rb") as file:
-                    os.fsync(file.fileno())
+            if self._syncs_at_once:
+                fsync_path(unfinished)
             unfinished.replace(path)
-            if self._durable:
-                fsync_folder(path.parent)
+            if self._syncs_at_once:
+                fsync_path(path.parent)
         except OSError:  # the next try uses a new name, and a full disk has no room for both
             with suppress(OSError):
                 unfinished.unlink()
             raise
+        if self._sync:
+            self._sync.add(path)
 
     def _make(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        if self._durable and folder not in self._on_disk:
+        if self._syncs_at_once and folder not in self._on_disk:
             inside = folder.relative_to(self._path).parts
             for parent in list(folder.parents)[: len(inside)]:
-                fsync_folder(parent)
+                fsync_path(parent)
             self._on_disk.add(folder)
+
+    def close(self) -> None:
+        """Bring the files to disk that are not there yet."""
+        if self._sync:
+            self._sync.close()
 
     def get(self, name: str) -> bytes:
         """Read a file."""
@@ -215,6 +229,9 @@ class Bucket:
     def check_mounted(self, marker: str) -> None:
         """Do nothing: a bucket that does not answer raises an error."""
 
+    def close(self) -> None:
+        """Do nothing: an object is stored when `put` returns."""
+
     def explain(self, error: Exception) -> Trouble | None:
         """The meaning of an obstore error. A missing object raises a different error."""
         from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
@@ -222,11 +239,9 @@ class Bucket:
         return NO_RIGHT if isinstance(error, PermissionDeniedError | UnauthenticatedError) else AWAY
 
 
-def open_objects(url: str, *, durable: bool = False) -> Objects:
-    """The objects at `s3://bucket/prefix`, or in a folder. With `durable`, a file is on disk when `put` returns. Raises
-    `ConfigError`.
-    """
-    return Bucket(url) if url.startswith("s3:") else Folder(url, durable=durable)
+def open_objects(url: str, *, fsync: Fsync = "no") -> Objects:
+    """The objects at `s3://bucket/prefix`, or in a folder. Raises `ConfigError`."""
+    return Bucket(url) if url.startswith("s3:") else Folder(url, fsync=fsync)
 
 
 def _write(path: Path, value: bytes | Pieces) -> None:

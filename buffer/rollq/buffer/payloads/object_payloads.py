@@ -5,7 +5,7 @@ was created with this folder or bucket. A folder without the marker has lost not
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 
 from rollq.buffer.errors import ConfigError, ServerRefused
@@ -37,23 +37,30 @@ class ObjectPayloads:
         self._name = f"folder {url!r} of the embedded server" if of_server else f"payloads.url = {url!r}"
         self._folder = folder
         self._patience = patience
-        self._objects = open_objects(url, durable=of_server)
+        self._objects = open_objects(url, fsync="everysec" if of_server else "no")
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="payloads")
 
     @contextmanager
     def writing(self) -> Iterator[Write]:
         """Store payloads, several at a time, while the block makes further payloads."""
-        futures: list[Future[None]] = []
+        futures: dict[PayloadName, Future[None]] = {}
 
         def write(name: PayloadName, payload: bytes | Pieces) -> None:
-            futures.append(self._threads.submit(self._write, self._path(name), payload))
+            futures[name] = self._threads.submit(self._write, self._path(name), payload)
 
-        yield write
-        for future in futures:
+        try:
+            yield write
+        except BaseException:
+            wait(futures.values())
+            self.remove(list(futures))
+            raise
+        for future in futures.values():
             future.result()
 
     def read(self, names: Sequence[PayloadName], decode: Callable[[int, Frame | None], T]) -> list[T]:
         """Read payloads, several at a time."""
+        if len(names) == 1:
+            return [decode(0, self._find(self._objects.get, self._path(names[0])))]
         futures = [self._threads.submit(self._find, self._objects.get, self._path(name)) for name in names]
         return [decode(index, future.result()) for index, future in enumerate(futures)]
 
@@ -106,6 +113,7 @@ class ObjectPayloads:
     def close(self) -> None:
         """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._objects.close()
 
     def _path(self, name: PayloadName) -> str:
         return f"{self._folder()}/{name.task}/{name.group_id}.{name.leaf}"

@@ -17,9 +17,8 @@ SERVER_FOLDER = "server"
 """The place of a run that keeps payloads in the folder of an embedded server."""
 MIN_BYTES = 1 << 20
 """The smallest frame in a bucket, or in a folder that roles share."""
-SERVER_FOLDER_MIN_BYTES = 4 << 20
-"""The smallest frame in the folder of an embedded server. Smaller frames are faster in the server's append-only file
-than in files that are synced one by one."""
+SERVER_FOLDER_MIN_BYTES = 512 << 10
+"""The smallest frame in the folder of an embedded server. Smaller ones are faster in its append-only file."""
 
 
 def out_of_reach(run: str, place: str) -> ConfigError:
@@ -54,10 +53,10 @@ class Payloads:
 
     def _keep_in(self, url: str, of: ServerFolder | None = None) -> None:
         self.close()
-        of_server, self._server_folder = of is not None, of
-        self._min_bytes = self._settings.min_bytes or (SERVER_FOLDER_MIN_BYTES if of_server else MIN_BYTES)
+        self._server_folder = of
+        self._min_bytes = self._settings.min_bytes or (SERVER_FOLDER_MIN_BYTES if of else MIN_BYTES)
         self.outside = self._stores[object_payloads.PLACE] = object_payloads.ObjectPayloads(
-            url, lambda: self.folder(self._run.incarnation), self._patience, of_server=of_server
+            url, lambda: self.folder(self._run.incarnation), self._patience, of_server=of is not None
         )
 
     def find_server_folder(self, created_with: Callable[[], tuple[str, str] | None]) -> None:
@@ -126,8 +125,8 @@ class Payloads:
 
     @contextmanager
     def writing(self) -> Iterator[Write]:
-        """Yield a function that stores a payload; all are safe when the block ends. Raises `ServerUnavailable` and
-        `ServerRefused`."""
+        """Yield a function that stores a payload; all are stored when the block ends, or removed if it raises. Raises
+        `ServerUnavailable` and `ServerRefused`."""
         with ExitStack() as stack:
             writers = {place: stack.enter_context(store.writing()) for place, store in self._stores.items()}
             yield lambda name, payload: writers[name.place](name, payload)
