@@ -113,7 +113,7 @@ def test_an_edited_file_is_followed_once_and_an_older_one_never(
     assert buffer.rules("math").max_staleness == 2, "set by hand, after the file was edited"
     caplog.clear()
     buffer.register_task("math", FILE)
-    assert "this settings file is older than the one of other roles, which has max_staleness = 3" in caplog.text
+    assert "this settings file is older than the file of other roles, which has max_staleness = 3" in caplog.text
     assert [revision.number for revision in buffer.rule_revisions("math")] == [1, 2, 3]
 
 

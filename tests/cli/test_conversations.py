@@ -101,7 +101,7 @@ def test_turns_of_weight_0_do_not_count(make: Make) -> None:
     ("template", "talk", "message"),
     [
         (WITHOUT_END, TALK, "message 1: the chat template does not render it as the end of the conversation before it"),
-        (PLAIN, TALK[:3], "the last message is of role 'user', expected 'assistant'"),
+        (PLAIN, TALK[:3], "the last message has role 'user', expected 'assistant'"),
         (PLAIN, [said("user", "a"), said("assistant", "b", weight=0)], "so there is nothing to learn from"),
         (PLAIN, [said("user", "a"), said("assistant", "b", weight=0.5)], "weight is 0.5, expected 0 or 1"),
     ],

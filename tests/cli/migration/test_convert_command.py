@@ -21,7 +21,7 @@ def test_the_file_is_printed_and_the_summary_is_apart(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert tomllib.loads(result.stdout)["trainer"]["steps"] == 5
     assert result.stderr.endswith("rl.py: 3 settings converted, 0 to replace, 0 without an equivalent, 0 with one "
-                                  "outside of rollq.toml: see the comments\n")  # fmt: skip
+                                  "outside rollq.toml: see the comments\n")  # fmt: skip
 
 
 def test_a_file_is_written_and_never_overwritten(tmp_path: Path) -> None:

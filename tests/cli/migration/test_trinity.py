@@ -130,7 +130,7 @@ def test_the_trainer_and_the_engine(tmp_path: Path) -> None:
 
 def test_every_setting_is_counted_once(tmp_path: Path) -> None:
     assert convert(tmp_path, {})[1].summary.startswith(
-        "39 settings converted, 0 to replace, 2 without an equivalent, 2 with one outside of rollq.toml"
+        "39 settings converted, 0 to replace, 2 without an equivalent, 2 with one outside rollq.toml"
     )
     assert leaves(yaml.safe_load(RUN)) == 39 + 2 + 2
 
@@ -320,7 +320,7 @@ def test_settings_of_verl_replace_those_of_the_optimizer(tmp_path: Path) -> None
     assert "algorithm.optimizer.lr = 1e-06: trainer.trainer_config gives another value" in comments
     place = "trainer.trainer_config.actor_rollout_ref.actor"
     assert f"{place}.ppo_max_token_len_per_gpu = 900: see trainer.micro_batch_tokens" in comments
-    assert f"{place}.ppo_epochs = 1: none, because it is of verl" in comments
+    assert f"{place}.ppo_epochs = 1: none, because it belongs to verl" in comments
     assert "trainer.trainer_config.critic.optim.lr = 1e-05: none, because rollq train has no critic" in comments
 
 

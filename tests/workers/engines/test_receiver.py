@@ -37,7 +37,7 @@ class ReceivingEngine(ScriptedEngine):
 
     async def receive(self, incoming: Incoming, version: WeightsVersion, mode: SwapMode) -> float:
         if incoming.tensors != {"embed": Tensor("BF16", (2, 3)), "bias": Tensor("F32", ())}:
-            raise WeightsError("they are of another model")
+            raise WeightsError("they belong to another model")
         swap_pause_s = await self.taking(await incoming.join(self.transfer_ranks))
         self.version = version
         return swap_pause_s
@@ -197,7 +197,7 @@ def test_weights_that_do_not_fit_are_not_asked_for_again(
             assert not await follower.catch_up()
 
     asyncio.run(scenario())
-    assert found.read().current.broken == {"w": "they are of another model"}
+    assert found.read().current.broken == {"w": "they belong to another model"}
     assert found.read().late == set()
 
 

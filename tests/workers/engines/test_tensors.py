@@ -44,7 +44,7 @@ def test_other_dtypes_replace_only_themselves(found: str, expected: str) -> None
     with pytest.raises(WeightsError) as refused:
         check_tensors(theirs, ours, "weight broadcast 3")
     assert str(refused.value) == (
-        f"weights 'weight broadcast 3' are of another model: 'w' has dtype {theirs['w'].dtype}, "
+        f"weights 'weight broadcast 3' belong to another model: 'w' has dtype {theirs['w'].dtype}, "
         f"the model's is {ours['w'].dtype}"
     )
     check_tensors(theirs, theirs, "folder")

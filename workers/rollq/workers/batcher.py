@@ -11,10 +11,10 @@ R = TypeVar("R")
 
 
 class Batcher(Generic[T, R]):
-    """Gathers submitted items for a moment, and while calls run; then makes one call for all of them.
+    """Collects submitted items for a moment, and while calls run, and then makes one call for all of them.
 
     `call` takes items and returns one answer each; it runs in a thread, up to `parallel` calls at a time, so that one
-    can prepare its data while the server works on another's.
+    call can prepare its data while the server works on another.
     """
 
     def __init__(

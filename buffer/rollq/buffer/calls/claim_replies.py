@@ -79,7 +79,7 @@ def _exceeds(ends: Sequence[Mapping[str, int]], groups: "Mapping[str, Sequence[_
 def decode_claimed(step: int, replies: Mapping[str, Any], plan: Plan, known: Claimed | None) -> Claimed | None:
     """The batch from the replies to the claims of all its tasks, see `claim.lua`, and from its `known` part.
 
-    None if the replies are of another round, or if another rank divided more of the batch than these claims saw.
+    None if the replies belong to another round, or if another rank divided more of the batch than these claims saw.
     """
     with_groups = {task: reply for task, reply in replies.items() if has_groups(reply)}
     claim_round, releases = map(max, zip(*(reply[2:4] for reply in with_groups.values()), strict=True))

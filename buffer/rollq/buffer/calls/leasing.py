@@ -331,7 +331,7 @@ def leases_by_task(leases: Iterable[Lease]) -> dict[str, list[Lease]]:
 
 
 def indices_by_task(held: Sequence[GroupResult | SamplePart | Offer]) -> dict[str, list[int]]:
-    """Task -> the indices in `held` of the items whose lease is of this task."""
+    """Task -> the indices in `held` of the items with a lease of this task."""
     by_task: dict[str, list[int]] = {}
     for index, item in enumerate(held):
         by_task.setdefault(item.lease.task, []).append(index)

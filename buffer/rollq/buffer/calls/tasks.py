@@ -44,7 +44,7 @@ class Registry(Inspection):
             "register_task", task, self.keys.events, *self._live_epoch(), *encode_record({}, rules), *encoded
         )
         self.call("add_task", self.keys.info, self.incarnation, task)
-        if epoch < self._live_epoch().epoch:  # of a trainer that did not find it in the list
+        if epoch < self._live_epoch().epoch:  # a trainer that did not find the task in the list began it
             self._carry_epoch(task)
         self._follow_file(task, rules)
 
@@ -115,7 +115,7 @@ class Registry(Inspection):
             if f"seen:{digest_of_rules(file)}".encode() in records:
                 newer = ", ".join(f"{name} = {value}" for name, (_, value) in differences(file, former).items())
                 log.warning(
-                    "task %s: this settings file is older than the one of other roles, which has %s. The run keeps "
+                    "task %s: this settings file is older than the file of other roles, which has %s. The run keeps "
                     "its rules; copy the newer file here, or change a rule back with `rollq set`",
                     task,
                     newer,

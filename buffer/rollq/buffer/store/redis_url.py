@@ -73,7 +73,7 @@ def complete_url(
     options = {option: str(path) for option, path in files if path}
     if options and not url.startswith("rediss://"):
         raise ConfigError(
-            f"server URL {mask_url(url)!r}: has no TLS, but files of TLS are given (ca_file, certificate_file, "
+            f"server URL {mask_url(url)!r}: has no TLS, but TLS files are given (ca_file, certificate_file, "
             "key_file): write rediss://, or leave them out"
         )
     if user and not urlsplit(url).username:

@@ -54,7 +54,7 @@ def recover(file: Path, weights: Path, step: int | None, relabel: bool, dry_run:
     expected = fingerprints(trainer.model, None, "trainer.model")
     if (weights / "config.json").exists() and fingerprints(weights, None, "the weights") != expected:
         raise ConfigError(
-            f"--weights {str(weights)!r} are of another model than trainer.model = {str(trainer.model)!r}"
+            f"--weights {str(weights)!r} belong to a model other than trainer.model = {str(trainer.model)!r}"
         )
     with RunLocation.from_settings(settings).without_payloads() as buffer:
         oldest, last = _steps(buffer)

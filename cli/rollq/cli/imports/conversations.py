@@ -54,7 +54,7 @@ def conversation_sample(
     Raises `ValueError` if it is not, if no turn counts, or if the chat template does not render turns as continuations.
     """
     if messages[-1].get("role") != ASSISTANT:
-        raise ValueError(f"the last message is of role {messages[-1].get('role')!r}, expected 'assistant'")
+        raise ValueError(f"the last message has role {messages[-1].get('role')!r}, expected 'assistant'")
     turns = [_turn(messages, tools, index, tokenizer) for index in _turns(messages)]
     if not any(turn.counts for turn in turns):
         raise ValueError(f"every assistant's message has {WEIGHT} 0, so there is nothing to learn from")

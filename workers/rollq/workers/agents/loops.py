@@ -133,7 +133,7 @@ class SingleTurn:
 
 
 def _previous(rollout: Rollout) -> Segment | None:
-    """The segment to continue. Raises `ValueError` if it is of another loop or prompt."""
+    """The segment to continue. Raises `ValueError` if it comes from another loop or prompt."""
     segment = rollout.previous.segments[-1] if rollout.previous.segments else None
     if segment is not None and not np.array_equal(segment.prompt_ids, rollout.prompt_ids):
         raise ValueError("the sample cannot be continued: a different agent loop or prompt started it")

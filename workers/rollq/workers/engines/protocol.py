@@ -1,6 +1,6 @@
 """The protocol of inference engines: token ids in; token ids, logprobs and version spans out.
 
-Invariant: every token returned carries the version of the weights that made it, and its logprob is of the
+Invariant: every token returned carries the version of the weights that made it, and its logprob belongs to the
 distribution that it was sampled from (after temperature). Agent loops and the trainer's importance ratios rely on this.
 """
 
@@ -95,7 +95,7 @@ class Request:
     """One sequence to generate. `prefix_ids` are response tokens that already exist (partial rollout); the engine
     continues them and returns only new tokens; `sampling.max_tokens` counts new tokens.
 
-    If it `must_finish`, swaps of every mode wait for it once it runs, and all its tokens are of one version. `report`
+    If it `must_finish`, swaps of every mode wait for it once it runs, and all its tokens have one version. `report`
     receives all new tokens so far, with their versions, after every `REPORT_TOKENS` tokens. It is called on the event
     loop and does not raise. An engine that cannot see the tokens of a running request never calls it.
     """

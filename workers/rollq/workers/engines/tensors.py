@@ -65,7 +65,7 @@ def check_tensors(given: Tensors, expected: Tensors, where: str, optional: Colle
     unknown = sorted(given.keys() - expected.keys() - set(optional))
     if missing or unknown:
         raise WeightsError(
-            f"weights {where!r} are of another model: they lack {few(missing)} and have unknown {few(unknown)}"
+            f"weights {where!r} belong to another model: they lack {few(missing)} and have unknown {few(unknown)}"
         )
     for name in sorted(expected.keys() & given.keys()):
         _check_tensor(name, given[name], expected[name], where)
@@ -74,11 +74,13 @@ def check_tensors(given: Tensors, expected: Tensors, where: str, optional: Colle
 def _check_tensor(name: str, given: Tensor, expected: Tensor, where: str) -> None:
     if given.shape != expected.shape:
         raise WeightsError(
-            f"weights {where!r} are of another model: {name!r} has shape {given.shape}, the model's is {expected.shape}"
+            f"weights {where!r} belong to another model: {name!r} has shape {given.shape}, "
+            f"the model's is {expected.shape}"
         )
     if given.dtype != expected.dtype and not {given.dtype, expected.dtype} <= FLOATS:
         raise WeightsError(
-            f"weights {where!r} are of another model: {name!r} has dtype {given.dtype}, the model's is {expected.dtype}"
+            f"weights {where!r} belong to another model: {name!r} has dtype {given.dtype}, "
+            f"the model's is {expected.dtype}"
         )
 
 

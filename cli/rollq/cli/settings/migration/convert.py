@@ -43,14 +43,14 @@ def converted(path: Path) -> NewSettings:
         raise ConfigError(f"{path}: nested too deeply, or contains itself: write its values out") from None
     lost = [f"NOT READ: {text}: known only when the file runs. Write a table for each task." for text in run.unread]
     head = (
-        f"From {path.name}, settings of {run.system.name}, by `rollq convert`. rollq's table is of {run.system.name} "
-        f"{run.system.version}. Environment variables count as unset. Comments say where the two differ, and what to "
-        "replace."
+        f"Converted by `rollq convert` from {path.name}, settings of {run.system.name}. rollq knows the settings of "
+        f"{run.system.name} {run.system.version}. Environment variables count as unset. Comments say where the two "
+        "differ, and what to replace."
     )
     tasks = f"{count(len(run.unread), 'task')} not read, " if run.unread else ""
     summary = (
         f"{tasks}{count(run.converted, 'setting')} converted, {run.to_replace} to replace, {run.without} without an "
-        f"equivalent, {run.elsewhere} with one outside of rollq.toml: see the comments"
+        f"equivalent, {run.elsewhere} with one outside rollq.toml: see the comments"
     )
     text = run.written.text(head, *lost)
     try:

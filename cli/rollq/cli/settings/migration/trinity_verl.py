@@ -53,7 +53,9 @@ def convert_verl(run: Conversion, trainer: Given, verl: Verl) -> None:
             run.written.comment(f"{where} = {shown(value)}", f"see {KEYS[name]}, from Trinity-RFT's own setting")
         else:
             run.without += 1
-            run.written.comment(f"{where} = {shown(value)}", "none, because it is of verl, and `rollq train` trains")
+            run.written.comment(
+                f"{where} = {shown(value)}", "none, because it belongs to verl, and `rollq train` trains"
+            )
 
 
 def _table(owner: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -174,7 +174,7 @@ def _harness(run: Conversion, loop: Given, at: Place) -> None:
         "tasks.NAME.agent_options",
         options,
         at,
-        "replace: the program of the agent; XTuner's concurrency is of the run, this one of a worker",
+        "replace: the program of the agent; XTuner's concurrency limits the run, this limits a worker",
     )
 
 

@@ -160,5 +160,5 @@ def check_logprobs(probed: Completion) -> None:
         logprobs = ", ".join(f"{logprob:.3f}" for logprob in probed.logprobs)
         raise ValueError(
             f"the server returns logprobs of {logprobs} for tokens that were certain: these are of the model's "
-            f"distribution, not of the sampled one; start vLLM with --logprobs-mode processed_logprobs"
+            f"distribution, not the sampled distribution; start vLLM with --logprobs-mode processed_logprobs"
         )

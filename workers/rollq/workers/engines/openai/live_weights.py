@@ -39,7 +39,7 @@ class LiveWeights:
     def check_name(self, name: str | None) -> None:
         """Raise `TransientError` unless `name`, from an answer, names the weights that are pushed."""
         if name is not None and self.pushed is not None and name != self.pushed.name:
-            raise TransientError(f"its answer is of weights {name!r}, not of {self.pushed.name!r}")
+            raise TransientError(f"its answer comes from weights {name!r}, not {self.pushed.name!r}")
 
     async def verify(self, http: aiohttp.ClientSession, server: Server) -> None:
         """Check that a server has the weights that are pushed, if any, and gives the logprobs of the live weights.

@@ -54,7 +54,7 @@ def _converted(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.
             None, config=model.config, state_dict=tensors, dtype=model.dtype, output_loading_info=True
         )
     except RuntimeError as error:
-        raise WeightsError(f"weights are of another model: {error}") from error
+        raise WeightsError(f"weights belong to another model: {error}") from error
     unknown = {name: tensors[name] for name in report["unexpected_keys"]}
     converted = {name: tensor for name, tensor in weight_tensors(loaded).items() if name not in report["missing_keys"]}
     return converted | unknown
