@@ -2,11 +2,13 @@
 
 import logging
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, compress
+from math import inf
 from typing import Any
 
 import orjson
@@ -31,6 +33,8 @@ from rollq.buffer.wire.prompts import decode_prompt
 log = logging.getLogger(__name__)
 
 UNDER_WAY = (Status.PENDING, Status.RUNNING)
+RENEW_EVERY_S = 1.0
+"""How often leases are renewed while external payloads of their groups are written."""
 PAYLOAD = 14
 """The place of the payload's name in the fields of a lease, from 0."""
 
@@ -202,13 +206,16 @@ class Leasing(BufferCore):
         groups: Callable[[], Iterable[GroupArgs]] = arguments
         if self.payloads:  # external payloads are stored before a group names them
             encoded: list[GroupArgs] = []
+            renewed_s = -inf
             with self.payloads.writing() as write:
                 for group in arguments():
                     encoded.append(group)
+                    if group.away and time.monotonic() - renewed_s > RENEW_EVERY_S:
+                        # raises if the run was deleted: nothing would ever remove its payloads
+                        self.renew([result.lease for result in results])
+                        renewed_s = time.monotonic()
                     for name, payload in group.away.items():
                         write(name, payload)
-                if held := [result.lease for result, group in zip(results, encoded, strict=True) if group.away]:
-                    self.renew(held)  # raises if the run was deleted: nothing would ever remove its payloads
             groups = partial(iter, encoded)
 
         put = ("put", keys.clock, self.incarnation, epoch, floors.encode())

@@ -60,7 +60,7 @@ class PayloadStore(Protocol):
     """
 
     def writing(self) -> AbstractContextManager[Write]:
-        """Yield a function that stores a payload; all are stored when the block ends, or removed if it raises."""
+        """Yield a function that stores a payload; all are stored when the block ends."""
 
     def read(self, names: Sequence[PayloadName], decode: Callable[[int, Frame | None], T]) -> list[T]:
         """Return `decode(i, payload)` for each payload, with None in place of a payload that is gone. `decode` is

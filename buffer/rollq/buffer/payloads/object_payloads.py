@@ -5,8 +5,9 @@ was created with this folder or bucket. A folder without the marker has lost not
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from rollq.buffer.errors import ConfigError, ServerRefused
 from rollq.buffer.payloads.folders_and_buckets import open_objects
@@ -17,6 +18,8 @@ from rollq.buffer.wire.joined_frame import Pieces
 PLACE = "store"
 AT_ONCE = 8
 """Payloads that are written or read concurrently."""
+AT_ONCE_FROM = 4 << 20
+"""The smallest payload for which a thread pays on a local disk, in bytes."""
 MARKER = "this+run"
 """A name that no task can have."""
 PROBE = b"rollq doctor"
@@ -38,31 +41,34 @@ class ObjectPayloads:
         self._folder = folder
         self._patience = patience
         self._objects = open_objects(url, fsync="everysec" if of_server else "no")
+        self._at_once_from = AT_ONCE_FROM if of_server else 0
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="payloads")
 
     @contextmanager
     def writing(self) -> Iterator[Write]:
         """Store payloads, several at a time, while the block makes further payloads."""
-        futures: dict[PayloadName, Future[None]] = {}
+        futures: list[Future[None]] = []
 
         def write(name: PayloadName, payload: bytes | Pieces) -> None:
-            futures[name] = self._threads.submit(self._write, self._path(name), payload)
+            if len(payload) < self._at_once_from:
+                self._write(self._path(name), payload)
+            else:
+                futures.append(self._threads.submit(self._write, self._path(name), payload))
 
-        try:
-            yield write
-        except BaseException:
-            wait(futures.values())
-            self.remove(list(futures))
-            raise
-        for future in futures.values():
+        yield write
+        for future in futures:
             future.result()
 
     def read(self, names: Sequence[PayloadName], decode: Callable[[int, Frame | None], T]) -> list[T]:
         """Read payloads, several at a time."""
-        if len(names) == 1:
-            return [decode(0, self._find(self._objects.get, self._path(names[0])))]
-        futures = [self._threads.submit(self._find, self._objects.get, self._path(name)) for name in names]
-        return [decode(index, future.result()) for index, future in enumerate(futures)]
+        read = list(map(self._begin_to_read, map(self._path, names)))
+        return [decode(index, payload()) for index, payload in enumerate(read)]
+
+    def _begin_to_read(self, path: str) -> Callable[[], Frame | None]:
+        """A function that returns the payload; None if it is gone."""
+        if self._at_once_from and (self._find(self._objects.size_bytes, path) or 0) < self._at_once_from:
+            return partial(self._find, self._objects.get, path)
+        return self._threads.submit(self._find, self._objects.get, path).result
 
     def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
         """The size of each payload; 0 if it is gone."""

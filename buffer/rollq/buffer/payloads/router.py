@@ -125,7 +125,7 @@ class Payloads:
 
     @contextmanager
     def writing(self) -> Iterator[Write]:
-        """Yield a function that stores a payload; all are stored when the block ends, or removed if it raises. Raises
+        """Yield a function that stores a payload; all are stored when the block ends. Raises
         `ServerUnavailable` and `ServerRefused`."""
         with ExitStack() as stack:
             writers = {place: stack.enter_context(store.writing()) for place, store in self._stores.items()}
