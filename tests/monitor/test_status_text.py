@@ -192,7 +192,7 @@ def test_what_to_do_is_a_list_with_a_step_a_line_and_an_error_of_the_trainer_is_
         "  4. start the trainer again: `rollq train` continues from",
     ]
     assert "trainer's error: ProductionStopped: no batch for step 41:" in lines
-    assert "run sums: version 40 (epoch 1); 0 tickets; 1 worker, with nothing to make now" in as_table(
+    assert "run sums: version 40 (epoch 1); 0 tickets; 1 worker, with nothing to generate now" in as_table(
         run_status(stopped, trainer=failed)
     )
 

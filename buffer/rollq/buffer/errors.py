@@ -1,7 +1,7 @@
 """Every error that rollq raises on purpose, as one tree.
 
 RollqError
- |- ConfigError          a setting, file or argument is invalid; names it and the values that are allowed
+ |- ConfigError          a setting, file or argument is invalid; names it and the allowed values
  |   |- QueryError           a query is malformed; names the field, operator or value
  |- InvalidPrompt        a prompt is malformed; names the file and line
  |   |- AllExcluded         all usable rows of a task are excluded
@@ -13,7 +13,7 @@ RollqError
  |   |   |- PortTaken           the port that an embedded server should listen on is in use
  |   |- ServerRefused       the server refuses: password, rights, eviction policy, memory, read only
  |- StoreLost            the store was flushed or replaced and no longer holds this run
- |- RunMismatch          the run exists with another model, tokenizer, schema or rules of a task
+ |- RunMismatch          the run exists with another model, tokenizer, schema or task rules
  |- FencedError          a newer trainer, attempt or nonce has replaced the caller
  |   |- TrainerHeld         another live trainer holds the run
  |   |- NotClaimed          a step cannot be committed unclaimed, or released once committed
@@ -35,7 +35,7 @@ RollqError
  |- ArrayError           a named array outside Redis is missing, changed, or cannot be written
  |- ImageError           an image of a prompt cannot be read, has changed, or does not fit the model
  |- ArchiveError         an archive does not hold what a caller asks for
- |- SnapshotError        a saved buffer is missing, damaged or of another version; names the file
+ |- SnapshotError        a saved buffer is missing or damaged, or has another version; names the file
  |- WeightsError         weights are missing, truncated or not the announced weights
  |   |- TooLate             a weight broadcast started without this worker
  |   |- WeightsRejected     an engine has loaded weights, and returns the wrong logprobs with them
@@ -52,7 +52,7 @@ RollqError
  |- RequestFailed        a request to the engine's servers failed at every try
  |- RecordsFull          the buffer has no room for another call of a group by an agent over HTTP
  |- JudgeFailed          a judge in a separate process ended without a reward
- |- CallsHang            all calls of a user's function that may run at the same time hang
+ |- CallsHang            as many calls of a user's function hang as may run at the same time
  |- GroupNotJudged       a judge of whole groups ended without rewards
  |- ConnectionLost       a connection to an MCP server is lost, with the state that the server kept for it
  |   |- ServerNotThere      an MCP server does not answer, or cannot be started
@@ -72,7 +72,7 @@ class RollqError(Exception):
 
 
 class ConfigError(RollqError, ValueError):
-    """A setting, file or argument is invalid. The message names it and the values that are allowed."""
+    """A setting, file or argument is invalid. The message names it and the allowed values."""
 
 
 class QueryError(ConfigError):
@@ -121,7 +121,7 @@ class StoreLost(RollqError):
 
 
 class RunMismatch(RollqError):
-    """The run exists with another model, tokenizer, schema or rules of a task."""
+    """The run exists with another model, tokenizer, schema or task rules."""
 
 
 class FencedError(RollqError):
@@ -133,7 +133,7 @@ class TrainerHeld(FencedError):
 
 
 class NotClaimed(FencedError):
-    """A step that is not claimed cannot be committed or checkpointed, and a committed one cannot be released."""
+    """A step that is not claimed cannot be committed or checkpointed, and a committed step cannot be released."""
 
 
 class VersionFalls(FencedError):
@@ -208,7 +208,7 @@ class ImageError(RollqError, ValueError):
 
 
 class SnapshotError(RollqError):
-    """A saved buffer cannot be written or restored: missing, damaged, or of another version."""
+    """A saved buffer cannot be written or restored: it is missing or damaged, or has another version."""
 
 
 class ArchiveError(RollqError):

@@ -118,7 +118,7 @@ def unstable_rows(
     environment: Environment, most: int, made: Sequence[Mapping[str, Any]] = (), limit: TimeLimit | None = None
 ) -> int:
     """How many of the first rows differ under another hash seed. `made` are the first rows, if they are made already.
-    `limit` limits the time for making them again."""
+    `limit` is the time limit for making them again."""
     first = made[:most]
     if not first:
         with closing(made_rows(environment)) as rows:

@@ -40,7 +40,7 @@ class PromptSettings(PromptLength):
         description="prompts: a JSONL, .parquet or .arrow file, or a folder written by Dataset.save_to_disk"
     )
     prompt_field: str = Field(
-        default="prompt", min_length=1, description="column with the prompt; dots lead into nested columns"
+        default="prompt", min_length=1, description="column with the prompt; dots separate nested columns"
     )
     answer_field: str = Field(default="answer", description='column with the reference answer; "": there is none')
     ids_field: str = Field(
@@ -88,7 +88,7 @@ class PromptSettings(PromptLength):
 class ByColumn(Settings):
     """An order of prompts by the numbers in a column, the same in every pass."""
 
-    by: str = Field(min_length=1, description="column with a number for each prompt; dots lead into nested columns")
+    by: str = Field(min_length=1, description="column with a number for each prompt; dots separate nested columns")
     ascending: bool = Field(default=True, description="whether the lowest number comes first")
 
 

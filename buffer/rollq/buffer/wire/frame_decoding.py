@@ -158,7 +158,7 @@ def _numbers(values: Sequence[Any], *kinds: type) -> tuple[Any, ...]:
 
 
 def _columns(details: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
-    """The values of each field of `details`, one per sample. Raises `ValueError` for a value of another type."""
+    """The values of each field of `details`, one per sample. Raises `ValueError` for a value with another type."""
     shared, each = details["shared"], details["each"]
     columns = {}
     for name, types in DETAILS.items():

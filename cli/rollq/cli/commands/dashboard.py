@@ -241,7 +241,7 @@ def token_texts(file: Path | None) -> "TokenTexts":
 
         bytes_only = ByteTokenizer()
         return TokenTexts(
-            lambda ids: bytes_only.decode(list(ids), special=True), "Tokens are bytes, of the simulated engine."
+            lambda ids: bytes_only.decode(list(ids), special=True), "Tokens are bytes, since the engine is simulated."
         )
     if folder is None:
         return TokenTexts(None, "Tokens are shown as ids: the settings name no tokenizer.")

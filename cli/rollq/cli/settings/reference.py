@@ -253,7 +253,7 @@ def _kind(annotation: Any) -> str:
 
 
 def _bounds(metadata: Iterable[Any]) -> str:
-    """The values that are allowed."""
+    """The allowed values."""
     signs = {annotated_types.Gt: (">", "gt"), annotated_types.Ge: (">=", "ge"), annotated_types.Le: ("<=", "le"),
              annotated_types.Lt: ("<", "lt")}  # fmt: skip
     bounds = [(signs[type(rule)], rule) for rule in metadata if type(rule) in signs]

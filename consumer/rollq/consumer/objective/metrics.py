@@ -44,7 +44,7 @@ class TokenSums:
 
     @property
     def importance_sample_size(self) -> float:
-        """The effective sample size of the importance weights that the loss multiplied by."""
+        """The effective sample size of the importance weights in the loss."""
         return _effective_sample_size(self.tokens, self.importance, self.importance_squared)
 
 
@@ -53,7 +53,7 @@ def _doubles(values: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
 
 
 def _only_if(is_known: object, **numbers: Any) -> dict[str, Any]:
-    """The given numbers, without those that are unknown."""
+    """The given numbers, without unknown numbers."""
     return numbers if is_known else {}
 
 

@@ -78,7 +78,7 @@ def workers_in_words(run: RunStatus) -> str:
     alive, wanted = workers_of(run), wanted_workers(run)
     if wanted is None:
         return alive + ("" if run.alive_workers else " (1 or more wanted)")
-    return f"{alive} ({wanted} wanted)" if wanted else f"{alive}, with nothing to make now"
+    return f"{alive} ({wanted} wanted)" if wanted else f"{alive}, with nothing to generate now"
 
 
 def _needed_tokens_per_s(task: TaskStatus, trainer: TrainerState | None) -> float | None:

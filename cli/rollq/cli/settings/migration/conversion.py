@@ -31,7 +31,7 @@ class Given:
     where: str
     taken: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
-    """Settings whose value is unknown, or of another type."""
+    """Settings whose value is unknown, or has another type."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.fields

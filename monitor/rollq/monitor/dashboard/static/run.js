@@ -186,7 +186,7 @@ async function latest(task, limit) {
 function workersInWords(alive, known, wanted) {
   const said = alive && alive < known ? `${number(alive)} of ${number(known)}` : number(alive);
   if (wanted === null) return alive ? said : "0 (1 or more wanted)";
-  return wanted ? `${said} (${number(wanted)} wanted)` : `${said}, with nothing to make now`;
+  return wanted ? `${said} (${number(wanted)} wanted)` : `${said}, with nothing to generate now`;
 }
 
 /** Where the producers are that any task has seen, the latest ones first. */

@@ -1,7 +1,7 @@
 """Typed access to the JSON of requests. Pure.
 
 Each function takes a value and its name as the caller wrote it, such as `messages[2].content`, and raises `CallRefused`
-with that name if the value is of another type. Values are as orjson reads them, so writing them as JSON cannot fail.
+with that name if the value has another type. Values are as orjson reads them, so writing them as JSON cannot fail.
 """
 
 from collections.abc import Collection, Mapping, Sequence
