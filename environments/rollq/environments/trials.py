@@ -22,7 +22,7 @@ LIMITS: Final = Limits(max_turns=1, setup_s=60.0, step_s=60.0)
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One opening of a row's episode and the answer to `SAID`, or the reason of its failure."""
+    """One opening of a row's episode and the answer to `SAID`, or the reason for its failure."""
 
     opening: Opening | None = None
     step: Step | None = None

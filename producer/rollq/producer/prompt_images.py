@@ -18,9 +18,9 @@ MARK: Final = "<image>"
 PART: Final[Mapping[str, Any]] = {"type": "image"}
 """The place of an image in a message whose content is a list of parts, as chat templates read it."""
 INLINE_BYTES: Final = 16_384
-"""Image files up to this size travel in Redis; larger files are named by their path."""
+"""Image files up to this size are stored in Redis; larger files are named by their path."""
 MOST_INLINE_BYTES: Final = 1 << 20
-"""The largest image that a row may contain, since it travels in Redis."""
+"""The largest image that a row may contain, since it is stored in Redis."""
 _NAMES = ("bytes", "image", "url", "path")  # in rows of `datasets` with `bytes`, `path` is only a name
 
 

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def check_prompts(buffer: ProducerBuffer, task: str, file: PromptFile, seed: int) -> None:
-    """Compare the prompts of a task or an evaluation with those on record, and record them if there is no record.
+    """Compare the prompts of a task or an evaluation with the recorded prompts, and record them if there is no record.
 
     If they differ, `on_prompts_changed` decides: raises `RunMismatch`, or records the new prompts. A file with the same
     bytes at another path is equal.

@@ -55,7 +55,7 @@ class Fetching(BufferCore):
         commands += [self._read_frames(groups[index]) for index in here]
 
         def decode(index: int, reply: Any) -> Any:
-            """The prompts of all groups, then the samples of those that are here."""
+            """The prompts of all groups, then the samples of the groups that are here."""
             if index < len(groups):
                 return _decode_prompt(groups[index], reply)
             return self._decode_samples(groups[here[index - len(groups)]], reply)

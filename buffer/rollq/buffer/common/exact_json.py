@@ -40,7 +40,7 @@ def loads(text: bytes | memoryview | str) -> Any:
 
 def loads_as_written(text: bytes | memoryview | str) -> Any:
     """Like `loads`, but a number with a fraction or an exponent that a float cannot hold exactly becomes a string, as
-    written. For content that people write, such as the answers of rows."""
+    written. Used for content that people write, such as the answers of rows."""
     data = text.encode(errors="replace") if isinstance(text, str) else bytes(text)
     if not _MAY_LOSE_DIGITS.search(data):
         return _not_too_deep(data, orjson.loads(text))

@@ -19,7 +19,7 @@ PLACE = "store"
 AT_ONCE = 8
 """Payloads that are written or read concurrently."""
 AT_ONCE_FROM = 4 << 20
-"""The smallest payload for which a thread pays on a local disk, in bytes."""
+"""The smallest payload for which a thread pays off on a local disk, in bytes."""
 MARKER = "this+run"
 """A name that no task can have."""
 PROBE = b"rollq doctor"

@@ -137,7 +137,7 @@ def _read_node(asked: str, words: Sequence[str]) -> _Node:
     """A line of CLUSTER NODES: id, host:port@bus,name, flags, id of its primary, ping and answer in ms, ..., slots."""
     address, _, name = words[1].partition(",")
     host, _, port = address.partition("@")[0].rpartition(":")
-    ranges = [word.split("-") for word in words[8:] if not word.startswith("[")]  # those in [] are on their way
+    ranges = [word.split("-") for word in words[8:] if not word.startswith("[")]  # slots in [] are on their way
     slots = {slot for first, *last in ranges for slot in range(int(first), int((last or [first])[0]) + 1)}
     seen_ms = math.inf if "myself" in words[2].split(",") else float(words[5])
     return _Node(words[0], _host(name.partition(",")[0] or host, asked), int(port), words[3], seen_ms, slots)
@@ -221,7 +221,7 @@ class Cluster:
     def _ask(self, urls: Collection[str], read: Callable[[str, Any], T | None], what: str) -> T:
         """The answer of the first of these nodes that knows. Raises the error of the last node."""
         failure: driver.RedisError = driver.ClusterDownError("no node knows of any slot")
-        for url in random.sample(sorted(urls), len(urls)):  # one that is cut off from the others may answer first
+        for url in random.sample(sorted(urls), len(urls)):  # a node that is cut off from the others may answer first
             try:
                 with open_client(url, self._password, timeout_s=ASK_TIMEOUT_S) as client:
                     reply = client.execute_command("CLUSTER", what)

@@ -217,7 +217,7 @@ class Sample:
 
 
 EMPTY_SAMPLE = Sample(segments=(), status=SampleStatus.PENDING)
-"""A sample without generated tokens, or one that was reset."""
+"""A sample without generated tokens, or a sample that was reset."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class Chain(BaseModel):
     @model_validator(mode="after")
     def _each_delta_continues_the_one_before(self) -> Self:
         if self.versions[:-1] != [link.base for link in self.deltas]:
-            raise ValueError("a delta does not continue the one before")
+            raise ValueError("a delta does not continue the previous delta")
         return self
 
     @property

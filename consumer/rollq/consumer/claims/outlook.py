@@ -93,7 +93,7 @@ def _describe(shortfall: Shortfall, counts: Counts, workers: int, fullness: Full
 
 
 def _failures(counts: Counts) -> str:
-    """Which groups fail, and the task's last error, unless the reason of a stopped task already quotes it."""
+    """Which groups fail, and the task's last error, unless the reason for a stopped task already quotes it."""
     if counts.last_error is None or counts.clock.control is Control.STOPPED:
         return ""
     failed = counts.failed_in_a_row

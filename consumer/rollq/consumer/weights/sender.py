@@ -136,7 +136,7 @@ class Sender:
         )
 
     def _send_to(self, broadcast_log: BroadcastLog, number: int, ready: Mapping[str, int]) -> str:
-        """Make the `ready` workers (name -> ranks) members of an attempt, and send. Returns the reason of a failure, or
+        """Make the `ready` workers (name -> ranks) members of an attempt, and send. Returns why it failed, or
         ""."""
         members, world_size = assign_ranks(ready), 1 + sum(ready.values())
         port = free_port("")

@@ -78,7 +78,7 @@ async def _rubbish(grader: Grader, rows: Sequence[Mapping[str, Any]]) -> list[Fi
 
 
 def _upsets(reasons: Mapping[str, str]) -> Iterator[Finding]:
-    """The texts for which the grader gives no score, with the reason of each."""
+    """The texts for which the grader gives no score, with the reason for each."""
     hanging = [text for text, reason in reasons.items() if "took longer" in reason]
     raising = without(reasons, hanging)
     if hanging:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 __all__ = ["WAIT_S", "NotYet", "OwnThread"]
 
 WAIT_S = 2.0
-"""How long a page waits for the archive."""
+"""How long a page waits for the archive, in seconds."""
 T = TypeVar("T")
 
 

@@ -49,7 +49,8 @@ FINISHED = (Status.COMPLETED, Status.ARCHIVED, Status.CLAIMED)
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How weights travel: through `folder`, or through Redis if it is None. `kept` is the number of versions there."""
+    """The way in which weights are sent: through `folder`, or through Redis if it is None. `kept` is the number of
+    versions there."""
 
     folder: Path | None
     model_bytes: int
@@ -116,7 +117,7 @@ def _has(servers: Servers, client: redis.Redis, key: str) -> bool:
 
 
 def _stored_tasks(servers: Servers, run: str) -> dict[str, TaskSize]:
-    """The tasks whose groups could be measured; empty if the run does not exist, is another release's, or is not
+    """The tasks whose groups could be measured; empty if the run does not exist, belongs to another release, or is not
     readable."""
     try:
         sizes = measured_tasks(MonitorBuffer(servers, run, PATIENCE))
@@ -199,7 +200,7 @@ def examine_payloads(servers: Servers, run: str, settings: PayloadSettings, sizi
 
 
 def examine_weights(weights: Weights) -> Iterator[Finding]:
-    """Check how weights travel."""
+    """Check the way in which weights are sent."""
     if weights.folder is None:
         yield check_weights_in_redis(weights.model_bytes, MAX_REDIS_BYTES)
     else:

@@ -109,7 +109,8 @@ class EngineHost:
             await self.start()
 
     async def generate(self, request: Request) -> Completion:
-        """See `Engine.generate`. Tokens whose version the engine does not report get the one at the request's start.
+        """See `Engine.generate`. Tokens whose version the engine does not report get the version at the request's
+        start.
 
         Raises `SampleFailed` of the kind `context` or `provider`, and `EngineDead`.
         """

@@ -105,7 +105,7 @@ def _algorithm(run: Conversion, given: Given) -> Algorithm:
 
 
 def _imitation(run: Conversion, given: Given, algorithm: Algorithm) -> None:
-    run.put(given, "algorithm_type", f"{LOSS}preset", "ppo", note="for tasks outside of trainer.loss.sft")
+    run.put(given, "algorithm_type", f"{LOSS}preset", "ppo", note="for tasks outside trainer.loss.sft")
     if algorithm.kind == "raft":
         run.leave(
             given, "algorithm_type", "RAFT imitates samples chosen by reward: write a loop, or import chosen samples"

@@ -71,7 +71,8 @@ def are_all(kind: Any, values: Iterable[Any]) -> bool:
 
 
 def containers(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """The dictionaries, lists and tuples in a value, and itself if it is one: each once, after those inside of it."""
+    """The dictionaries, lists and tuples in a value, and the value itself if it is one, each once, after the containers
+    inside it."""
     seen = set() if seen is None else seen
     value = value.fields if isinstance(value, Made) else value
     if id(value) in seen or not isinstance(value, dict | list | tuple):

@@ -77,7 +77,7 @@ def _masked(
     run.put(given, "rollout_is_mask_threshold", "trainer.loss.importance_cap", kept[0])
     run.put(given, "rollout_is_mask_threshold", "trainer.loss.importance_floor", kept[1])
     if mode == "both" and (weights[0] < kept[0] or weights[1] > kept[1]):
-        run.leave(given, "rollout_is_threshold", "weights inside of rollout_is_mask_threshold are not clamped further")
+        run.leave(given, "rollout_is_threshold", "weights inside rollout_is_mask_threshold are not clamped further")
 
 
 def _geometric(run: Conversion, given: Given, mode: Any, kept: tuple[float, float]) -> None:
