@@ -12,7 +12,8 @@ from rollq.buffer.store.keys import task_keys
 MAX_PORTION_GROUPS = 1000
 GROUPS_PER_TRIP = 32
 ARCHIVER_LEASE_MS = 30_000
-"""How long after its last call an archiver keeps others off a task. Safety depends only on portions."""
+"""For how long after its last call an archiver keeps other archivers off a task, in seconds. Safety depends only on
+portions."""
 _AT_WORK = -1
 
 

@@ -26,7 +26,7 @@ from rollq.buffer.values.trainer_state import TrainerPhase
 
 ResumeMode = Literal["replay", "return", "regenerate"]
 TRAINER_LEASE_S = 30.0
-"""How long after its last call a trainer keeps others out. Safety depends only on epochs."""
+"""For how long after its last call a trainer keeps other trainers out, in seconds. Safety depends only on epochs."""
 CHECKPOINT_IDS_PER_CALL = 200
 MOST_REPORT_BYTES = 1 << 20
 STARTING: Mapping[str, Any] = {"phase": TrainerPhase.STARTING.value, "for_s": 0.0}
@@ -177,7 +177,7 @@ class Training(Fetching, Claiming):
     def published_as(self, digest: str) -> int | None:
         """The last version that these weights were published as, by the sha256 of their manifest; None if unknown.
 
-        Versions that a checkpoint covers are forgotten, except the live one.
+        Versions that a checkpoint covers are forgotten, except the live version.
         """
         known = self.send("HGETALL", self.keys.versions)
         found = [int(version) for version, one in known.items() if one.decode() == digest]
@@ -326,7 +326,7 @@ class Training(Fetching, Claiming):
 
         `digest` is the sha256 of their manifest, in hex. If an earlier trainer published the same weights as this
         version, tokens from these weights count as this version again. A digest in another form never matches. Raises
-        `FencedError` if the trainer was replaced, `VersionFalls` if the version is older than the live one.
+        `FencedError` if the trainer was replaced, `VersionFalls` if the version is older than the live version.
         """
         since = self.call("run_publish", self.keys.info, self.incarnation, held.epoch, held.nonce, version, uri, digest)
         for task in self.tasks():

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Batch:
     """The groups of train step `step` and their token sequences, for all ranks.
 
-    The flat samples are the samples of all groups in order, including failed ones, S in total: `samples`, `rewards`
+    The flat samples are the samples of all groups in order, including failed samples, S in total: `samples`, `rewards`
     float32 [S] (0 where failed), `valid` bool [S], `sample_groups` int64 [S] index into `groups`, `advantages` float32
     [S]. `sequences` are the segments of the valid samples, n over all ranks: `lengths` int64 [n], their tokens, and
     `sequence_groups` int64 [n], index into `groups`. `share` and `micro_batches` select the sequences of `rank`.
@@ -49,7 +49,7 @@ class Batch:
     `group_counts` are the counts of each group, and `part` the indices of the groups to train: all groups, except in
     batches from `split`. `token_advantages` are by index into `sequences`, see `with_token_advantages`.
 
-    `reduction` is how the ranks combine their gradients, see `loss_scale`.
+    `reduction` is the way in which the ranks combine their gradients, see `loss_scale`.
 
     A rank has read its share. Other items of `groups`, `samples` and `sequences` are read on access, which raises
     `CorruptGroup` for a group that cannot be read, or is gone because a checkpoint covers the step. `prefetched` is the
@@ -102,10 +102,10 @@ class Batch:
     ) -> Self:
         """Build the batch of `step` from groups in memory, or from claimed groups, which `reader` reads on access.
 
-        `staleness` gives each group's token ages and masks (default: no token is of a dead epoch, and none is masked).
-        For a batch that is trained while it fills, `ends` are the numbers of groups up to the end of each part, and
-        `before` is the content of its first groups. Raises `InvalidGroup` for a segment of a group in memory that
-        `check_group` would refuse, and the exceptions of `reader`.
+        `staleness` gives each group's token ages and masks (default: no token belongs to a dead epoch, and none is
+        masked). For a batch that is trained while it fills, `ends` are the numbers of groups up to the end of each
+        part, and `before` is the content of its first groups. Raises `InvalidGroup` for a segment of a group in memory
+        that `check_group` would refuse, and the exceptions of `reader`.
         """
         source = reader or HeldGroups(cast("Sequence[Group]", groups))
         rows = source.rows()

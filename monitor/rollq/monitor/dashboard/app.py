@@ -13,7 +13,7 @@ Everything that they show comes from a `RunStatus` or a `GroupView`, as in `roll
     prompt, q                    texts in the prompt, and in the answers
     min_reward, max_reward, min_tokens, max_tokens, finish    a sample fits all of these
     prompt_of                    TASK/GROUP: groups of the same prompt
-    sort, limit, after           as -tokens: highest first; `after` is in the page before, null in the last
+    sort, limit, after           as -tokens: highest first; `after` is in the previous page, null in the last page
 /api/groups/TASK/GROUP           a group, with the first 600 tokens of each sample
 /api/groups/TASK/GROUP/tokens    more tokens, at most 4,000: sample, start, count
 /api/changes                     takes {"order": "drop", "kind": "group", "name": "math/12", "dry_run": true} by POST,

@@ -63,7 +63,7 @@ def as_json(run: RunStatus) -> str:
 
 
 def as_json_line(run: RunStatus) -> str:
-    """Return the same on one line."""
+    """Return the same object on one line."""
     return orjson.dumps(_plain(run), option=orjson.OPT_NON_STR_KEYS).decode()
 
 

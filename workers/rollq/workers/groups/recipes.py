@@ -89,8 +89,8 @@ class Recipe:
     def sampling(self, lease: Lease, index: int, made_tokens: int = 0) -> Sampling:
         """Every sampling parameter of one sample in this attempt, its seed included.
 
-        `made_tokens` is how many of its tokens this attempt has already made. An engine would restart the sequence of
-        random numbers after these tokens, so the sample gets another seed.
+        `made_tokens` is the number of its tokens that this attempt has already made. An engine would restart the
+        sequence of random numbers after these tokens, so the sample gets another seed.
         """
         seed = sample_seed(self.run_seed, lease.task, lease.group_id, index, lease.attempt)
         return self.settings.sampling(turn_seed(seed, made_tokens) if made_tokens else seed)

@@ -1,4 +1,4 @@
--- Makes a version the live one for a task: groups that are now too old stop counting at once. Tokens of dead epochs
+-- Makes a version the live version of a task: groups that are now too old stop counting at once. Tokens of dead epochs
 -- that have published the same weights count as this version again.
 -- Moves: nothing
 -- KEYS: clock

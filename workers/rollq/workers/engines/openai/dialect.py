@@ -101,8 +101,8 @@ class WeightRoutes(Protocol):
 
 class Description(NamedTuple):
     """The name of a server's model (empty: requests need none), and its context in tokens. `dtype` is the dtype of its
-    forward pass, as torch calls it, or the name of its quantization; `max_sequences` is how many sequences it runs at
-    a time. None means unknown."""
+    forward pass, as torch calls it, or the name of its quantization; `max_sequences` is the number of sequences that it
+    runs at a time. None means unknown."""
 
     model: str
     context_tokens: int

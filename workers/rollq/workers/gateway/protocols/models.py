@@ -8,7 +8,7 @@ from typing import Any
 
 
 def model(name: str, created_s: int, most_tokens: int | None) -> dict[str, Any]:
-    """The model. `most_tokens` is how many tokens a prompt may have, None if unknown."""
+    """The model. `most_tokens` is the largest number of tokens that a prompt may have, None if unknown."""
     return {
         "id": name,
         "object": "model",
