@@ -515,7 +515,7 @@ def test_a_right_that_is_missing_inside_a_call_with_payloads_is_said_with_the_re
     World(users.buffer(Role.PRODUCER)).admit(2)
     leases = World(users.buffer(Role.WORKER)).lease(2)
     admin = users.client(ServerUser.ADMIN)
-    rules = acl_lines(RUN, {Role.WORKER: ""})[1].partition(" on # ")[2].replace("+hincrbyfloat ", "")
+    rules = acl_lines(RUN, {Role.WORKER: ""})[1].partition(" on # ")[2].replace("+rpush ", "")
     admin.execute_command("ACL", "SETUSER", "poor", "on", ">poor", *calls_of(rules))
     with Buffer.connect(users.server.url.replace("://", "://poor:poor@"), RUN) as buffer:
         for lease in leases:  # a small result, and a large one

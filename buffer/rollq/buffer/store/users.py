@@ -112,7 +112,7 @@ READS = (
     "xrange xread zcard zcount zrandmember zrange zrangebyscore zrevrange zscore"
 )
 WRITES = (
-    "copy del expire hdel hincrby hincrbyfloat hset hsetnx incr lpop lrem ltrim persist rpush sadd set srem unlink "
+    "copy del expire hdel hincrby hset hsetnx incr lpop lrem ltrim persist rpush sadd set srem unlink "
     "xadd zadd zpopmin zrem zremrangebyrank zremrangebyscore"
 )
 DROPS = "hdel hexists hstrlen unlink"

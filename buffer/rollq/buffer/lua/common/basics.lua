@@ -44,3 +44,15 @@ local function append_pair(list, first, second)
   list[#list + 1] = first
   list[#list + 1] = second
 end
+
+-- Adds numbers to fields of a hash with two commands, however many fields there are. Wholes stay wholes.
+local function add_to_fields(key, additions)
+  local names, sums = {}, {}
+  for name in pairs(additions) do
+    names[#names + 1] = name
+  end
+  for i, value in ipairs(redis.call('HMGET', key, unpack(names))) do
+    append_pair(sums, names[i], string.format('%.17g', (tonumber(value) or 0) + additions[names[i]]))
+  end
+  redis.call('HSET', key, unpack(sums))
+end

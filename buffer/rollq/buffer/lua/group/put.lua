@@ -298,17 +298,18 @@ local function account(clock, group, result, status, totals)
   totals.outcomes[#totals.outcomes + 1] = (status == 'completed' or status == 'gathered') and 1 or 0
 end
 
+-- Appends values to a list, which keeps its newest ones.
+local function append_newest(key, values, most)
+  if #values > 0 and redis.call('RPUSH', key, unpack(values)) > most then redis.call('LTRIM', key, -most, -1) end
+end
+
 -- Writes the sums since take_production, and the outcomes that make the keep rate.
 local function note_window(clock, totals)
   local window = totals.window
   window.tokens, window.reward_sum, window.reward_count = totals.tokens, totals.reward_sum, totals.reward_count
-  for name, number in pairs(window) do
-    redis.call('HINCRBYFLOAT', clock.prefix .. 'window', name, number)
-  end
-  call_many('RPUSH', clock.prefix .. 'timings', totals.timings)
-  redis.call('LTRIM', clock.prefix .. 'timings', -WINDOW_TIMINGS, -1)
-  call_many('RPUSH', clock.prefix .. 'outcomes', totals.outcomes)
-  redis.call('LTRIM', clock.prefix .. 'outcomes', -clock.keep_window, -1)
+  add_to_fields(clock.prefix .. 'window', window)
+  append_newest(clock.prefix .. 'timings', totals.timings, WINDOW_TIMINGS)
+  append_newest(clock.prefix .. 'outcomes', totals.outcomes, clock.keep_window)
 end
 
 local function write_totals(clock, totals)
@@ -323,15 +324,18 @@ local function write_totals(clock, totals)
     call_many('ZADD', prefix .. status, scored)
   end
   call_many('ZADD', prefix .. 'by_version', totals.by_version)
-  redis.call('HINCRBY', progress, 'produced', totals.produced)
-  if totals.outlived > 0 then redis.call('HINCRBY', progress, 'outlived', totals.outlived) end
-  redis.call('HINCRBY', progress, 'tokens', totals.tokens)
-  redis.call('HINCRBY', progress, 'worked_ms', totals.worked_ms)
-  redis.call('HINCRBYFLOAT', progress, 'reward_sum', totals.reward_sum)
-  redis.call('HINCRBY', progress, 'reward_count', totals.reward_count)
+  local additions = {
+    produced = totals.produced,
+    outlived = totals.outlived > 0 and totals.outlived or nil,
+    tokens = totals.tokens,
+    worked_ms = totals.worked_ms,
+    reward_sum = totals.reward_sum,
+    reward_count = totals.reward_count,
+  }
   for kind, count in pairs(totals.failures) do
-    redis.call('HINCRBY', progress, 'failed_samples_' .. kind, count)
+    additions['failed_samples_' .. kind] = count
   end
+  add_to_fields(progress, additions)
   note_window(clock, totals)
   note_failures(clock, totals.failed, totals.others)
   wake(clock, totals.window.completed == totals.produced and EVENT.completed or EVENT.put)
