@@ -28,6 +28,11 @@ class Change:
         return f"{VERBS[self.order]} {self.kind} {self.name}?"
 
 
+def names_of(run: RunStatus, kind: str) -> list[str]:
+    """The names of the run's tasks or workers; none for another kind."""
+    return {"task": [task.task for task in run.tasks], "worker": list(run.workers)}.get(kind, [])
+
+
 def change_of(run: RunStatus, order: Order, kind: str, name: str) -> Change:
     """The change that an order would make to the selected task or worker."""
     return _of_task(run, order, name) if kind == "task" else _of_worker(run, order, name)

@@ -64,6 +64,7 @@ SCHEDULED: Final = (
 
 AUDITED: Final = (Status.FILTERED, Status.FAILED)
 """The statuses of groups that are only kept for inspection, not queued."""
+NOT_AUDITED: Final = tuple(status for status in Status if status not in AUDITED)
 
 
 class SampleStatus(StrEnum):

@@ -4,7 +4,7 @@ The newest `FULL_ROWS` rows are all kept. Of the older rows, every second, every
 most `THINNED_ROWS` remain.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self, TypeVar
 
@@ -44,6 +44,11 @@ class StepRows:
 
     steps: tuple[StepRow, ...] = ()
     evaluations: tuple[StepRow, ...] = ()
+
+
+def names_in(rows: Iterable[StepRow]) -> list[str]:
+    """The names of the rows' numbers, sorted."""
+    return sorted({name for row in rows for name in row.numbers})
 
 
 def thinned(items: Sequence[T], most: int) -> Sequence[T]:

@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Static
 
 from rollq.buffer.calls.orders import Order
 from rollq.buffer.errors import RollqError
-from rollq.cli.changes import Change, change_of
+from rollq.cli.changes import Change, change_of, names_of
 from rollq.cli.run_reader import RunReader
 from rollq.cli.steering import steer_tasks, steer_workers
 from rollq.cli.top.dialogs import Confirm, Keys
@@ -114,9 +114,8 @@ class Top(App[None]):
         run, table = self._feed.frame.run, self.focused
         if run is None or not isinstance(table, DataTable) or not table.row_count:
             return
-        name = table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
-        kind = "task" if table.id == "tasks" else "worker"
-        if name in ({task.task for task in run.tasks} if kind == "task" else run.workers):
+        name, kind = _selected(table), "task" if table.id == "tasks" else "worker"
+        if name in names_of(run, kind):
             change = change_of(run, Order(order), kind, str(name))
             self.push_screen(Confirm(change), partial(self._confirmed, change))
 
@@ -215,14 +214,9 @@ def _fill(table: "DataTable[Text]", titles: list[str], rows: Rows) -> None:
     """Show rows in a table. The selection follows its row."""
     shown = [str(column.label) for column in table.ordered_columns]
     if shown == titles and [row.key.value for row in table.ordered_rows] == list(rows):
-        for key, cells in rows.items():
-            for title, cell in zip(titles, cells, strict=True):
-                if str(table.get_cell(key, title)) != cell:
-                    table.update_cell(key, title, Text(cell), update_width=True)
+        _update(table, titles, rows)
         return
-    selected = None
-    if table.row_count:
-        selected = table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
+    selected = _selected(table) if table.row_count else None
     table.clear(columns=True)
     for title in titles:
         table.add_column(title, key=title)
@@ -230,3 +224,15 @@ def _fill(table: "DataTable[Text]", titles: list[str], rows: Rows) -> None:
         table.add_row(*map(Text, cells), key=key)
     if selected in rows:
         table.move_cursor(row=list(rows).index(selected))
+
+
+def _update(table: "DataTable[Text]", titles: list[str], rows: Rows) -> None:
+    for key, cells in rows.items():
+        for title, cell in zip(titles, cells, strict=True):
+            if str(table.get_cell(key, title)) != cell:
+                table.update_cell(key, title, Text(cell), update_width=True)
+
+
+def _selected(table: "DataTable[Text]") -> str | None:
+    """The key of the selected row."""
+    return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value

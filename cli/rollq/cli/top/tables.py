@@ -8,6 +8,7 @@ from rollq.buffer.values.history import HistoryRow
 from rollq.buffer.values.rollouts import Status
 from rollq.monitor.status.read import RunStatus, TaskStatus
 from rollq.monitor.status.text import WORKER_COLUMNS, length_cell, reward_cell, worker_cell, worker_columns
+from rollq.monitor.text.tables import fitting
 
 BARS = " ▁▂▃▄▅▆▇█"
 TASK_COLUMNS: dict[str, Callable[[TaskStatus, Sequence[TaskStatus]], str]] = {
@@ -35,13 +36,11 @@ Rows = dict[str, list[str]]
 
 def task_rows(run: RunStatus, width: int) -> tuple[list[str], Rows]:
     """The titles of the columns that fit into a width, and a row for each task, without evaluations."""
-    tasks = [task for task in run.tasks if not task.is_evaluation]
+    tasks = run.task_list
     cells = {title: [cell(task, tasks) for task in tasks] for title, cell in TASK_COLUMNS.items()}
-    for spare in SPARE_TASK_COLUMNS:
-        if sum(max(map(len, [title, *column])) + CELL_PADDING for title, column in cells.items()) <= width:
-            break
-        del cells[spare]
-    return list(cells), {task.task: [column[at] for column in cells.values()] for at, task in enumerate(tasks)}
+    widths = {title: max(map(len, [title, *column])) + CELL_PADDING for title, column in cells.items()}
+    titles = fitting(widths, SPARE_TASK_COLUMNS, width)
+    return titles, {task.task: [cells[title][at] for title in titles] for at, task in enumerate(tasks)}
 
 
 def worker_rows(run: RunStatus, width: int, by: str, *, falling: bool) -> tuple[list[str], Rows]:

@@ -67,13 +67,14 @@ class Command:
         deadline_s = time.monotonic() + self.longest_s
         while process.poll() is None and time.monotonic() < deadline_s and not stop.wait(POLL_S):
             pass
-        status = process.poll()
-        if status is None:
-            os.killpg(process.pid, signal.SIGKILL)  # including its children
-            process.wait()
-            return (
-                "was killed, because the watcher stops" if stop.is_set() else f"was killed after {self.longest_s:.0f} s"
-            )
-        if status < 0:
-            return f"was killed by {signal.Signals(-status).name}"
-        return f"ended with exit status {status}" if status else ""
+        if process.poll() is not None:
+            return _ending(process.returncode)
+        os.killpg(process.pid, signal.SIGKILL)  # including its children
+        process.wait()
+        return "was killed, because the watcher stops" if stop.is_set() else f"was killed after {self.longest_s:.0f} s"
+
+
+def _ending(status: int) -> str:
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with exit status {status}" if status else ""

@@ -1,11 +1,11 @@
 """The curves of a run as columns for charts. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rollq.buffer.values.curves import CHARTS, lines_of
-from rollq.buffer.values.step_rows import StepRow, thinned
+from rollq.buffer.values.step_rows import StepRow, names_in, thinned
 from rollq.monitor.report.curves import RunCurves
 
 MOST_POINTS = 1000
@@ -16,22 +16,23 @@ def columns(curves: RunCurves) -> dict[str, Any]:
     step has no such number. `evaluations` are points on the same axis, and `curves` are the charts that have lines.
     """
     rows = thinned(curves.rows.steps, MOST_POINTS)
-    names = sorted({name for row in rows for name in row.numbers})
-    evaluations = sorted({name for row in curves.rows.evaluations for name in row.numbers})
+    names = names_in(rows)
     return {
         "run": curves.run,
         "source": curves.source,
         "steps": [row.step for row in rows],
         "time_s": [row.time_s for row in rows],
         "series": {name: [row.numbers.get(name) for row in rows] for name in names},
-        "evaluations": {name: _points(curves.rows.evaluations, name) for name in evaluations},
-        "changes": [asdict(change) for change in curves.changes],
-        "curves": [
-            {"name": chart.name, "title": chart.title, "unit": chart.unit, "group": chart.group, "lines": lines}
-            for chart in CHARTS
-            if (lines := lines_of(chart, names))
-        ],
+        "evaluations": {name: _points(curves.rows.evaluations, name) for name in names_in(curves.rows.evaluations)},
+        "changes": list(map(asdict, curves.changes)),
+        "curves": list(_charts(names)),
     }
+
+
+def _charts(names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for chart in CHARTS:
+        if lines := lines_of(chart, names):
+            yield {"name": chart.name, "title": chart.title, "unit": chart.unit, "group": chart.group, "lines": lines}
 
 
 def _points(rows: Sequence[StepRow], name: str) -> dict[str, list[Any]]:

@@ -25,19 +25,21 @@ def series(rows: Sequence[HistoryRow]) -> dict[str, Any]:
     """Columns of equal length, at most `MOST_POINTS` each: `at_ms`, depths by status, `ready`, and the `RATES` over the
     minute before each point. `reward` is the mean over samples put since the previous point, None without samples.
     """
-    every = -(-len(rows) // MOST_POINTS) or 1
+    every = max(1, -(-len(rows) // MOST_POINTS))
     at = list(range(len(rows) - 1, -1, -every))[::-1]
     picked = [rows[i] for i in at]
     by_point = [rates(rows[max(0, i - WINDOW_ROWS) : i], rows[i]) for i in at]
     return {
-        "at_ms": [row.at_ms for row in picked],
-        "ready": [row.ready for row in picked],
-        "version": [row.version for row in picked],
-        "step": [row.step for row in picked],
+        **_columns(picked, ("at_ms", "ready", "version", "step")),
         "statuses": _depths(picked),
-        **{name: [None if point is None else getattr(point, name) for point in by_point] for name in RATES},
+        **_columns(by_point, RATES),
         "reward": [None] * bool(picked) + [_reward(before, after) for before, after in pairwise(picked)],
     }
+
+
+def _columns(items: Sequence[Any], names: Sequence[str]) -> dict[str, list[Any]]:
+    """The attributes `names` of items, None for an item of None."""
+    return {name: [getattr(item, name, None) for item in items] for name in names}
 
 
 def _reward(before: HistoryRow, after: HistoryRow) -> float | None:

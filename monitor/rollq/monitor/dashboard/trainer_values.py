@@ -73,17 +73,23 @@ def values_of(segment: SegmentView, annotation: Annotation | None) -> Mapping[st
     reverse: mismatch is the trainer's logprob minus the worker's, in nats. Pure."""
     if annotation is None:
         return {}
-    named = {name: column for name, column in annotation.values.items() if len(column or ()) == len(segment.ids)}
+    named = _whole_columns(annotation.values, len(segment.ids))
     logprob, mismatch = named.pop("logprob", None), named.pop("mismatch", None)
-    if logprob is None and mismatch is not None:
-        logprob = _sums(mismatch, segment.logprobs, 1)
-    if mismatch is None and logprob is not None:
-        mismatch = _sums(logprob, segment.logprobs, -1)
-    added = {"mismatch": mismatch, "trainer logprob": logprob}
-    return {**{name: column for name, column in added.items() if column is not None}, **named}
+    added = {
+        "mismatch": _sums(logprob, segment.logprobs, -1) if mismatch is None else mismatch,
+        "trainer logprob": _sums(mismatch, segment.logprobs, 1) if logprob is None else logprob,
+    }
+    return _whole_columns(added, len(segment.ids)) | named
 
 
-def _sums(ones: Values, others: Values, sign: int) -> list[float | None]:
-    """`one + sign * other` of each pair, None where either is."""
+def _whole_columns(columns: Mapping[str, Values | None], tokens: int) -> dict[str, Values]:
+    """The columns with an item for each token."""
+    return {name: column for name, column in columns.items() if column is not None and len(column) == tokens}
+
+
+def _sums(ones: Values | None, others: Values, sign: int) -> list[float | None] | None:
+    """`one + sign * other` of each pair, None where either is; None without `ones`."""
+    if ones is None:
+        return None
     pairs = zip(ones, others, strict=True)
     return [None if first is None or other is None else first + sign * other for first, other in pairs]

@@ -60,7 +60,7 @@ def _float_of(request: Request, name: str) -> float | None:
 
 def chosen(values: str, known: Sequence[str], what: str) -> list[str]:
     """The comma-separated `values`, in the order of `known`; all for "". Raises `ValueError` for an unknown value."""
-    wanted = [value for value in values.split(",") if value]
+    wanted = list(filter(None, values.split(",")))
     if unknown := [value for value in wanted if value not in known]:
         raise ValueError(f"unknown {what} {unknown[0]!r}: must be one of {', '.join(known)}")
     return [value for value in known if value in wanted] if wanted else list(known)

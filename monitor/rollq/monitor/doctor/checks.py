@@ -15,7 +15,7 @@ from rollq.buffer.store.server_folder import FILES_FACTOR
 from rollq.buffer.values.memory_use import FULL
 from rollq.monitor.doctor.facts import ServerFacts, Space, is_loopback
 from rollq.monitor.doctor.findings import Finding, Level
-from rollq.monitor.doctor.libraries import release_of, sort_libraries
+from rollq.monitor.doctor.libraries import Libraries, release_of, sort_libraries
 from rollq.monitor.doctor.payloads import PayloadFacts
 from rollq.monitor.doctor.sizing import maxmemory_for
 from rollq.monitor.text.units import in_config, in_words
@@ -38,9 +38,9 @@ def check_server_kind(facts: ServerFacts, *, in_cluster: bool = False) -> Findin
     """Whether rollq can run on this server at all. With `in_cluster`, it must be a node of a cluster; otherwise it must
     not."""
     other = next((f"{name} {facts.info[key]}" for key, name in OTHER_SERVERS.items() if key in facts.info), "")
-    refusal = "" if other else unfit(facts.info, in_cluster=in_cluster)
-    if not refusal and (other or not facts.functions):
-        refusal = f"{other or server_name(facts)} has no functions (FUNCTION, FCALL)"
+    refusal = f"{other} has no functions (FUNCTION, FCALL)" if other else unfit(facts.info, in_cluster=in_cluster)
+    if not refusal and not facts.functions:
+        refusal = f"{server_name(facts)} has no functions (FUNCTION, FCALL)"
     if refusal:
         message = f"{refusal}; rollq needs Redis 7.0 or Valkey 7.2 or newer"
         return _finding("server", Level.ERROR, message, "rollq redis --dir server")
@@ -51,26 +51,28 @@ def check_functions(facts: ServerFacts) -> Finding:
     """Which releases have functions on this server, and whether roles use them."""
     if facts.libraries is None:
         return _finding("functions", Level.NOTE, "which functions the server has could not be read")
-    libraries = sort_libraries(facts.libraries, facts.connections or ())
-    parts, commands = [f"the digest of this rollq is {digest()}"], []
-    if library_name() not in libraries.used:
-        parts[0] += ", whose functions are not loaded yet"
+    libraries = sort_libraries(facts.libraries, facts.connections)
+    is_loaded = library_name() in libraries.used
+    parts = [f"the digest of this rollq is {digest()}{'' if is_loaded else ', whose functions are not loaded yet'}"]
     if used := [f"{release_of(name)} ({count})" for name, count in libraries.used.items() if count]:
         parts.append(f"connections use {', '.join(used)}")
-    unused = ", ".join(map(release_of, libraries.unused))
+    old, commands = _old_functions(facts, libraries)
+    return _finding("functions", Level.NOTE if old else Level.OK, "; ".join([*parts, *old]), *commands)
+
+
+def _old_functions(facts: ServerFacts, libraries: Libraries) -> tuple[list[str], list[str]]:
+    """Functions that may be deleted, and the commands that delete them."""
+    parts, commands = [], []
+    unused, unknown = ", ".join(map(release_of, libraries.unused)), ", ".join(libraries.unknown)
     if unused and facts.connections is None:
         parts.append(f"only the operator may read whether roles use {unused}")
     elif unused:
         parts.append(f"no role uses {unused}")
         commands.append(f"rollq doctor {facts.settings} --clean")
-    if libraries.unknown:
-        parts.append(
-            f"{', '.join(libraries.unknown)}: from releases that do not name their connections; delete them once "
-            "none runs"
-        )
+    if unknown:
+        parts.append(f"{unknown}: from releases that do not name their connections; delete them once none runs")
         commands += [f"{facts.cli} function delete {name}" for name in libraries.unknown]
-    level = Level.NOTE if unused or libraries.unknown else Level.OK
-    return _finding("functions", level, "; ".join(parts), *commands)
+    return parts, commands
 
 
 def check_queue_kind(facts: ServerFacts) -> Finding:
@@ -223,11 +225,15 @@ def check_access(facts: ServerFacts) -> Finding:
         return _finding("access", Level.OK, f"asks for a password; user {facts.user or 'unknown'}{shared}")
     if facts.address.startswith("unix:"):
         return _finding("access", Level.OK, "no password; reached through a socket of this machine")
+    return _access_without_password(facts)
+
+
+def _access_without_password(facts: ServerFacts) -> Finding:
     if facts.local and facts.config is None:
         return _finding(
             "access", Level.NOTE, "no password; whether other machines can reach the server could not be read"
         )
-    if facts.local and facts.config and _refuses_others(facts.config):
+    if facts.local and _refuses_others(facts.config or {}):
         return _finding("access", Level.NOTE, "no password; every user of this machine may do anything")
     message = (
         "no password: anyone who reaches the port can read, change and delete everything; on its machine, make users "

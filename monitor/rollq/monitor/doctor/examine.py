@@ -1,9 +1,11 @@
 """Examines a run: reads the facts about its servers, its groups and its folders, and checks them."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import redis
 from redis import exceptions as driver
@@ -31,14 +33,7 @@ from rollq.monitor.doctor.checks import (
 from rollq.monitor.doctor.facts import SETTINGS, ServerFacts, read_facts, read_space
 from rollq.monitor.doctor.findings import Finding, Level
 from rollq.monitor.doctor.payloads import read_payload_facts
-from rollq.monitor.doctor.sizing import (
-    TaskSize,
-    live_groups,
-    outside_bytes,
-    primary_bytes,
-    salvaged_groups,
-    used_bytes,
-)
+from rollq.monitor.doctor.sizing import TaskSize, live_groups, outside_bytes, primary_bytes, salvaged_groups, used_bytes
 from rollq.monitor.text.units import in_words
 
 PATIENCE = Patience(unanswered_s=2.0, unready_s=2.0)
@@ -99,7 +94,7 @@ def examine_sizing(
     if not sizing.tasks:
         return Finding("sizing", Level.NOTE, "no finished group to measure: give FILE, whose limits are the worst case")
     sizes, why = list(sizing.tasks.values()), _description(sizing)
-    in_redis = weights.needed_bytes if weights and weights.folder is None else 0
+    in_redis = _bytes_in_redis(weights)
     if not servers.spread:
         return check_sizing(facts, used_bytes(sizes, weights_bytes=in_redis), why)
     here = [size for task, size in sizing.tasks.items() if _has(servers, client, task_keys(run, task).clock)]
@@ -157,22 +152,35 @@ def measured_tasks(buffer: MonitorBuffer) -> dict[str, TaskSize]:
     return sizes
 
 
+def _bytes_in_redis(weights: Weights | None) -> int:
+    return weights.needed_bytes if weights and weights.folder is None else 0
+
+
 def _measured_payload(buffer: MonitorBuffer, task: str) -> tuple[int, Counter[str]]:
     """Mean encoded bytes of the newest finished groups, 0 if there are none; and their bytes outside the server, by
     place."""
     keys = task_keys(buffer.run, task)
-    members = buffer.send_all([("ZRANGE", keys.status(status), -MEASURED_GROUPS, -1) for status in FINISHED])
-    ids = [int(group_id) for group_ids in members for group_id in group_ids][:MEASURED_GROUPS]
+    newest: list[Command] = [("ZRANGE", keys.status(status), -MEASURED_GROUPS, -1) for status in FINISHED]
+    ids = list(map(int, chain.from_iterable(buffer.send_all(newest))))[:MEASURED_GROUPS]
     texts: list[Command] = [("HSTRLEN", keys.group(each), field) for each in ids for field in ("prompt", "rows")]
-    total, away = sum(buffer.send_all(texts)), Counter[str]()
-    for size, payload, payload_bytes in buffer.send_all(
-        [("HMGET", keys.group(each), "bytes", "payload", "payload_bytes") for each in ids]
-    ):
-        total += int(size or 0)
+    fields: list[Command] = [("HMGET", keys.group(each), "bytes", "payload", "payload_bytes") for each in ids]
+    records = buffer.send_all(fields)
+    total = sum(buffer.send_all(texts)) + sum(int(size) for size, *_ in records if size)
+    away = _bytes_away(task, records)
+    return _share(total, ids), Counter({place: _share(size, ids) for place, size in away.items()})
+
+
+def _bytes_away(task: str, records: Iterable[tuple[Any, bytes | None, Any]]) -> Counter[str]:
+    """Bytes of payloads by their place."""
+    away = Counter[str]()
+    for _, payload, payload_bytes in records:
         if name := PayloadName.parse(task, (payload or b"").decode()):
             away[name.place] += int(payload_bytes)
-    groups = max(1, len(ids))
-    return total // groups, Counter({place: size // groups for place, size in away.items()})
+    return away
+
+
+def _share(total_bytes: int, groups: Sequence[int]) -> int:
+    return total_bytes // max(1, len(groups))
 
 
 def _description(sizing: Sizing) -> str:

@@ -69,10 +69,7 @@ class ServerFacts:
 
 
 def read_facts(
-    client: redis.Redis,
-    patience: Patience,
-    clock: Callable[[], float] = time.time,
-    settings: Path = SETTINGS,
+    client: redis.Redis, patience: Patience, clock: Callable[[], float] = time.time, settings: Path = SETTINGS
 ) -> ServerFacts:
     """Read the facts about `client`'s server. Raises `ServerUnavailable`, `ServerRefused`."""
 

@@ -19,17 +19,20 @@ class Libraries:
     unknown: Sequence[str]  # of releases whose connections had no names, such as rollq_5
 
 
-def sort_libraries(names: Iterable[str], connections: Iterable[str]) -> Libraries:
-    """Sort the libraries `names` by the names of all connections to the server. This release's library is always in
-    use."""
-    counts = Counter(connections)
-    named = {name: counts[connection_name(name)] for name in sorted(names) if is_digest(release_of(name))}
-    used = {name: count for name, count in named.items() if count or name == library_name()}
-    return Libraries(
-        used=used,
-        unused=[name for name in named if name not in used],
-        unknown=[name for name in sorted(names) if name not in named and release_of(name).isdecimal()],
-    )
+def sort_libraries(names: Iterable[str], connections: Iterable[str] | None) -> Libraries:
+    """Sort the libraries `names` by the names of all connections to the server, None if they could not be read. This
+    release's library is always in use."""
+    counts, used = Counter(connections), dict[str, int]()
+    unused, unknown = list[str](), list[str]()
+    for name in sorted(names):
+        count, release = counts[connection_name(name)], release_of(name)
+        if is_digest(release) and (count or name == library_name()):
+            used[name] = count
+        elif is_digest(release):
+            unused.append(name)
+        elif release.isdecimal():
+            unknown.append(name)
+    return Libraries(used, unused, unknown)
 
 
 def release_of(library: str) -> str:

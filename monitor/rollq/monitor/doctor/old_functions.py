@@ -1,5 +1,8 @@
 """Deletes the functions of releases that no role uses."""
 
+from itertools import chain
+
+import redis
 from redis import exceptions as driver
 
 from rollq.buffer.errors import ServerRefused
@@ -20,15 +23,11 @@ def delete_unused(servers: Servers) -> list[str]:
 
     def delete() -> None:
         libraries = [(client, name) for client in servers.primaries() for name in read_libraries(client)]
-        connections = [name for client in servers.primaries() for name in read_connections(client)]
+        connections = chain.from_iterable(map(read_connections, servers.primaries()))
         unused = sort_libraries({name for _, name in libraries}, connections).unused
         for client, name in libraries:
             if name in unused:
-                try:
-                    client.function_delete(name)
-                except driver.ResponseError as error:
-                    if "Library not found" not in reply_text(error):  # another doctor deleted it first
-                        raise
+                _delete(client, name)
                 deleted.add(name)
 
     try:
@@ -41,3 +40,11 @@ def delete_unused(servers: Servers) -> list[str]:
             "the operator"
         ) from error
     return sorted(deleted)
+
+
+def _delete(client: redis.Redis, library: str) -> None:
+    try:
+        client.function_delete(library)
+    except driver.ResponseError as error:
+        if "Library not found" not in reply_text(error):  # another doctor deleted it first
+            raise

@@ -76,7 +76,7 @@ def as_table(answers: Sequence[Answer], *, more: bool) -> str:
         if not any(row[column] for row in rows[1:]):
             rows = [(*row[:column], *row[column + 1 :]) for row in rows]
     lines = [cut(line, WIDTH) for line in aligned(rows, left=_TEXT_COLUMNS)]
-    return "\n".join([*lines, *(["and more: see --limit and --count"] if more else [])])
+    return "\n".join(lines + ["and more: see --limit and --count"] * more)
 
 
 def _cells(answer: Answer) -> tuple[str, ...]:

@@ -24,20 +24,24 @@ def as_text(view: GroupView, *, width: int = 100, full: bool = False) -> str:
     """A group's life, and its samples. Texts are cut to a few lines unless `full`; `width` is in columns."""
     most = None if full else TEXT_LINES
     lines = [_title(view), "", *_life(view, width), "", "prompt", *_prompt(view, width, most)]
-    lines += _tools(view.tools, width)
-    if view.images:
-        lines.append(f"{INDENT}with {view.images} image{'s' * (view.images > 1)}")
-    if view.answer is not None:
-        lines += [f"answer  {cut(one_line(str(view.answer)), width - 8)}"]
-    if view.error:
-        lines += ["", "error", *_block(view.error, width, most)]
-    if view.problem:
-        lines += ["", f"samples are not shown: {one_line(view.problem)}"]
+    lines += [*_tools(view.tools, width), *_about(view, width, most)]
     for sample in view.samples:
         lines += ["", *_sample(sample, width, most)]
     if not full and any(line.endswith(MORE) for line in lines):
         lines += ["", "texts are cut: --full shows all of them"]
     return "\n".join(lines)
+
+
+def _about(view: GroupView, width: int, most: int | None) -> Iterator[str]:
+    """The images, the answer and the errors of a group."""
+    if view.images:
+        yield f"{INDENT}with {view.images} image{'s' * (view.images > 1)}"
+    if view.answer is not None:
+        yield f"answer  {cut(one_line(str(view.answer)), width - 8)}"
+    if view.error:
+        yield from ("", "error", *_block(view.error, width, most))
+    if view.problem:
+        yield from ("", f"samples are not shown: {one_line(view.problem)}")
 
 
 MORE = "more lines"
@@ -81,16 +85,21 @@ def _ago(ms: int) -> str:
     return f"{ms / 1000:.0f} s" if ms < 600_000 else f"{ms / 60_000:.0f} min"
 
 
+def _judging(sample: SampleView) -> Iterator[str]:
+    if sample.reward_parts:
+        parts = ", ".join(f"{one_line(name)} {value:.3f}" for name, value in sample.reward_parts.items())
+        yield f"reward parts: {parts}"
+    if sample.judge:
+        seconds = "" if sample.judge_s is None else f" in {sample.judge_s:.2f} s"
+        yield f"made by {one_line(sample.worker)}, judged by {one_line(sample.judge)}{seconds}"
+
+
 def _sample(sample: SampleView, width: int, most: int | None) -> Iterator[str]:
     yield cut(f"sample {sample.index}: {', '.join(_facts(sample))}", width)
     if sample.tokens:
         yield cut(INDENT + _tokens(sample), width)
-    if sample.reward_parts:
-        parts = ", ".join(f"{one_line(name)} {value:.3f}" for name, value in sample.reward_parts.items())
-        yield cut(f"{INDENT}reward parts: {parts}", width)
-    if sample.judge:
-        seconds = "" if sample.judge_s is None else f" in {sample.judge_s:.2f} s"
-        yield cut(f"{INDENT}made by {one_line(sample.worker)}, judged by {one_line(sample.judge)}{seconds}", width)
+    for line in _judging(sample):
+        yield cut(f"{INDENT}{line}", width)
     if sample.error:
         yield from _block(f"error: {sample.error}", width, most)
     yield from _tools(sample.tools, width)

@@ -126,13 +126,11 @@ class GroupView:
 
 def view_of(group: FoundGroup, pieces: Pieces | None = None) -> GroupView:
     """The view of a group. `pieces` gives the texts of tokens."""
-    shaped = orjson.loads(group.fields["shaped"]) if group.fields.get("shaped") else {}
+    shaped = orjson.loads(group.fields.get("shaped") or "{}")
     samples = tuple(
         _sample_view(index, sample, letter, shaped, pieces, group.prompt)
         for index, (sample, letter) in enumerate(zip(group.samples, group.fields["letters"], strict=True))
     )
-    rewards = [sample.reward for sample in samples if sample.reward is not None]
-    stored = float(group.fields["reward"]) if "reward" in group.fields and "c" in group.fields["letters"] else None
     return GroupView(
         task=group.task,
         group_id=group.group_id,
@@ -144,11 +142,19 @@ def view_of(group: FoundGroup, pieces: Pieces | None = None) -> GroupView:
         tools=_tools(group.prompt.tools),
         answer=group.prompt.answer,
         images=len(group.prompt.images),
-        reward=sum(rewards) / len(rewards) if rewards else stored,
+        reward=_mean_reward(group, samples),
         error=group.fields.get("error", ""),
         problem=group.problem,
         samples=samples,
     )
+
+
+def _mean_reward(group: FoundGroup, samples: Sequence[SampleView]) -> float | None:
+    """The mean over the samples that are shown, or else the stored one."""
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    if rewards:
+        return sum(rewards) / len(rewards)
+    return float(group.fields["reward"]) if "reward" in group.fields and "c" in group.fields["letters"] else None
 
 
 def prompt_turns(prompt: Prompt) -> tuple[Turn, ...]:
@@ -162,22 +168,25 @@ def prompt_turns(prompt: Prompt) -> tuple[Turn, ...]:
 
 
 def _events(group: FoundGroup) -> Iterator[Event]:
-    fields = group.fields
-    yield Event(_number(fields.get("admitted_ms")), _admission(fields))
+    yield Event(_number(group.fields.get("admitted_ms")), _admission(group.fields))
     for lease in group.leases:
         yield Event(lease.from_ms, f"leased to {lease.worker} with version {lease.version} (attempt {lease.attempt})")
         if lease.until_ms is not None:
             yield Event(lease.until_ms, _end_of(lease))
     if group.status is Status.RUNNING:
         yield Event(None, _running(group))
+    yield from _training(group)
+    if now := "is in the archive" if group.is_archived else _NOW.get(group.status):
+        yield Event(None, now)
+
+
+def _training(group: FoundGroup) -> Iterator[Event]:
     if group.batch:
         yield Event(group.batch.claimed_ms, f"claimed for step {group.batch.step}")
         if group.batch.committed_ms is not None:
             yield Event(group.batch.committed_ms, f"trained: step {group.batch.step} was committed")
-    if "left" in fields and group.batch is None:
-        yield from _departure(fields)
-    if now := "is in the archive" if group.is_archived else _NOW.get(group.status):
-        yield Event(None, now)
+    elif "left" in group.fields:
+        yield from _departure(group.fields)
 
 
 def _departure(fields: Mapping[str, str]) -> Iterator[Event]:
@@ -256,7 +265,7 @@ def _sample_view(
         error=sample.error or "",
         failure=sample.failure and sample.failure.value,
         text=sample.text,
-        turns=tuple(_turn(message) for message in extra.get("messages") or () if isinstance(message, Mapping)),
+        turns=tuple(map(_turn, _mappings(extra.get("messages")))),
         tools=_tools(() if sample.tools == prompt.tools else sample.tools),
         calls=tuple(_calls(extra.get("calls"))),
         tokens=sample.response_tokens,
@@ -264,10 +273,19 @@ def _sample_view(
         tokens_by_version=_tokens_by_version(sample),
         worker=str(extra.get("worker", "")),
         judge=str(extra.get("judge", "")),
-        judge_s=extra["judge_s"] if isinstance(extra.get("judge_s"), int | float) else None,
+        judge_s=_seconds(extra.get("judge_s")),
         sampling=sample.sampling,
         segments=segments,
     )
+
+
+def _seconds(stored: Any) -> float | None:
+    return stored if isinstance(stored, int | float) else None
+
+
+def _mappings(stored: Any) -> list[Mapping[str, Any]]:
+    """The mappings in a list that anybody may have stored."""
+    return [item for item in stored if isinstance(item, Mapping)] if isinstance(stored, list | tuple) else []
 
 
 def _tokens_by_version(sample: Sample) -> dict[int, int]:
@@ -279,9 +297,8 @@ def _tokens_by_version(sample: Sample) -> dict[int, int]:
 
 def _calls(stored: Any) -> Iterator[CallView]:
     """The calls of an agent as a tree, depth first."""
-    facts = [fact for fact in stored if isinstance(fact, Mapping)] if isinstance(stored, list | tuple) else []
     children: dict[Any, list[Mapping[str, Any]]] = {}
-    for fact in facts:
+    for fact in _mappings(stored):
         children.setdefault(fact.get("parent"), []).append(fact)
     waiting = [(fact, 0) for fact in reversed(children.pop(None, []))]
     while waiting:
@@ -294,24 +311,28 @@ def _calls(stored: Any) -> Iterator[CallView]:
 
 def _segment_view(segment: Segment, pieces: Pieces | None) -> SegmentView:
     ids = tuple(segment.response_ids.tolist())
-    mask, spans = segment.loss_mask, segment.versions
-    has_versions = all(span.version != NO_VERSION for span in spans)
+    mask = segment.loss_mask
     return SegmentView(
         prompt_ids=tuple(segment.prompt_ids.tolist()),
         ids=ids,
         pieces=None if pieces is None else tuple(pieces(ids)),
-        versions=tuple(span.version for span in spans for _ in range(span.tokens)) if has_versions else None,
+        versions=_versions(segment),
         counts=(True,) * len(ids) if mask is None else tuple(mask.tolist()),
         logprobs=tuple(None if math.isnan(logprob) else logprob for logprob in segment.logprobs.tolist()),
     )
 
 
+def _versions(segment: Segment) -> tuple[int, ...] | None:
+    versions = tuple(span.version for span in segment.versions for _ in range(span.tokens))
+    return versions if all(span.version != NO_VERSION for span in segment.versions) else None
+
+
 def _turn(message: Mapping[str, Any]) -> Turn:
-    content = message.get("content")
-    texts = [content] if isinstance(content, str) else [_part(part) for part in content or ()]
+    content = message.get("content") or ()
+    texts = [content] if isinstance(content, str) else list(map(_part, content))
     if isinstance(thoughts := message.get("reasoning_content"), str):
         texts.insert(0, f"(thinks) {thoughts}")
-    texts += [_call(call) for call in message.get("tool_calls") or ()]
+    texts += map(_call, message.get("tool_calls") or ())
     return Turn(str(message.get("role", "?")), "\n".join(filter(None, texts)), str(message.get("name") or ""))
 
 

@@ -24,12 +24,7 @@ STOP_WITHIN_S = 3
 
 
 def serve(
-    app: ASGIApp,
-    host: str,
-    port: int,
-    allowed_hosts: Iterable[str],
-    *,
-    on_stop: Callable[[], object] = lambda: None,
+    app: ASGIApp, host: str, port: int, allowed_hosts: Iterable[str], *, on_stop: Callable[[], object] = lambda: None
 ) -> None:
     """Serve `app` until SIGINT or SIGTERM, whose handlers are then restored. Port 0 means a free port.
 

@@ -20,11 +20,7 @@ class SharedReading:
     """Reads the status on request, from any thread. One reading is made at a time, and all callers wait for it."""
 
     def __init__(
-        self,
-        read: Callable[[], RunStatus],
-        *,
-        longest_s: float = LONGEST_S,
-        now: Callable[[], float] = time.monotonic,
+        self, read: Callable[[], RunStatus], *, longest_s: float = LONGEST_S, now: Callable[[], float] = time.monotonic
     ) -> None:
         """`read` may raise `RollqError`; a caller waits `longest_s` for it. `now` is a steady clock in seconds."""
         self._read, self._longest_s, self._now = read, longest_s, now

@@ -14,8 +14,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rollq.buffer.values.rollouts import AUDITED, Status
-from rollq.monitor.report.records import BufferReading, StepRecord
+from rollq.buffer.values.rollouts import AUDITED, NOT_AUDITED, Status
+from rollq.monitor.report.records import BufferReading, StepRecord, rewarded_tasks
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 RECENT_STEPS = 20
@@ -67,19 +67,17 @@ def render(view: LiveView) -> RenderableType:
 
 def plain_line(view: LiveView) -> str:
     """Render the view as one line, for logs."""
-    waiting = "waiting for the first batch" if view.total_steps else ""
-    reward = f"reward {mean_reward(view.recent):.3f}" if view.steps else waiting
     workers, depths = sorted(view.reading.workers.items()), _total_depths(view.reading)
     parts = [
         f"{clock(view.elapsed_s)} {view.progress}".rstrip(),
-        reward,
+        _reward(view),
         " ".join(f"s{age} {share:.0%}" for age, share in staleness_shares(view.recent).items()),
         f"{tokens_per_s(view.recent):,.0f} tokens/s",
-        " ".join(f"{status} {groups}" for status, groups in depths.items() if groups and status not in AUDITED),
+        " ".join(f"{status} {depths[status]}" for status in NOT_AUDITED if depths[status]),
         f"{kept} kept for inspection" if (kept := _kept(depths)) else "",
         " ".join(f"{name}@v{report.get('version', '?')}" for name, report in workers),
     ]
-    return " | ".join(part for part in parts if part)
+    return " | ".join(filter(None, parts))
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -151,7 +149,7 @@ def _reward_table(view: LiveView) -> Table:
         table.add_row("waiting for the first batch")
         return table
     _add_reward(table, "reward", mean_reward(view.recent), [step.reward for step in view.steps])
-    tasks = sorted({task for step in view.recent for task in step.rewards})
+    tasks = rewarded_tasks(view.recent)
     for task in tasks if 1 < len(tasks) <= SHOWN_TASKS else []:
         rewards = [step.rewards[task] for step in view.steps if task in step.rewards]
         _add_reward(table, f"  {task[:12]}", mean_reward(view.recent, task), rewards)
@@ -167,18 +165,28 @@ def _add_reward(table: Table, name: str, mean: float, rewards: Sequence[float]) 
 def _depth_table(reading: BufferReading) -> Table:
     """Groups per status: a column per task if there are few, otherwise the sums of all tasks."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
-    columns = {task[:10]: reading.depths[task] for task in sorted(reading.depths)}
-    if len(reading.depths) > SHOWN_TASKS:
-        columns = {"all tasks": _total_depths(reading)}
+    columns = _depth_columns(reading)
     table.add_column("groups")
     for name in columns:
         table.add_column(name, justify="right")
-    for status in (status for status in Status if status not in AUDITED):
-        if status is Status.LEAVING and not any(depths.get(status.value) for depths in columns.values()):
-            continue  # without an archive, no group is leaving
-        table.add_row(status.value, *(f"{depths.get(status.value, 0):,}" for depths in columns.values()))
+    for status in NOT_AUDITED:
+        groups = [depths.get(status.value, 0) for depths in columns.values()]
+        if status is not Status.LEAVING or any(groups):  # without an archive, no group is leaving
+            table.add_row(status.value, *map("{:,}".format, groups))
     table.add_row("kept for inspection", *(f"{_kept(depths):,}" for depths in columns.values()), style="dim")
     return table
+
+
+def _depth_columns(reading: BufferReading) -> dict[str, Mapping[str, int]]:
+    if len(reading.depths) > SHOWN_TASKS:
+        return {"all tasks": _total_depths(reading)}
+    return {task[:10]: reading.depths[task] for task in sorted(reading.depths)}
+
+
+def _reward(view: LiveView) -> str:
+    if view.steps:
+        return f"reward {mean_reward(view.recent):.3f}"
+    return "waiting for the first batch" if view.total_steps else ""
 
 
 def _kept(depths: Mapping[str, int]) -> int:

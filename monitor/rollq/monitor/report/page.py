@@ -176,7 +176,7 @@ def _workers(summary: Mapping[str, Any]) -> str:
 
 def _facts(summary: Mapping[str, Any]) -> str:
     shown = {**summary, **({"train_s": duration(summary["train_s"])} if "train_s" in summary else {})}
-    names = [*(name for name in FACTS if name in shown), *(n for n in shown if n not in FACTS and n not in HANDLED)]
+    names = [*(name for name in FACTS if name in shown), *(name for name in shown if name not in {*FACTS, *HANDLED})]
     return _table(("", ""), [(FACTS.get(name, name), _text(shown[name])) for name in names], numbers=False)
 
 

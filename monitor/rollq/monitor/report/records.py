@@ -4,7 +4,7 @@ The trainer writes the former, the live view of `rollq demo` the latter. Both ca
 line is skipped, and the last line counts for a step that was trained again after a crash.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,3 +97,8 @@ def _step(line: Mapping[str, Any]) -> StepRecord:
         train_s=float(line.get("train_s", 0.0)),
         workers={worker: int(samples) for worker, samples in line.get("workers", {}).items()},
     )
+
+
+def rewarded_tasks(steps: Iterable[StepRecord]) -> list[str]:
+    """The names of the tasks that have rewards in a step, sorted."""
+    return sorted({task for step in steps for task in step.rewards})

@@ -14,7 +14,7 @@ import orjson
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import AUDITED, Status
 from rollq.monitor.report.page import render_page
-from rollq.monitor.report.records import BufferReading, StepRecord
+from rollq.monitor.report.records import BufferReading, StepRecord, rewarded_tasks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,11 +32,7 @@ WORKING_STATUSES = tuple(status.value for status in Status if status not in (*AU
 
 
 def write_report(
-    folder: Path,
-    title: str,
-    summary: Mapping[str, Any],
-    steps: Sequence[StepRecord],
-    readings: Sequence[BufferReading],
+    folder: Path, title: str, summary: Mapping[str, Any], steps: Sequence[StepRecord], readings: Sequence[BufferReading]
 ) -> Path:
     """Write the report into `folder`, which is created if needed, and return the path of its page.
 
@@ -73,18 +69,23 @@ def report_data(
         "reward": {
             "step": numbers,
             "mean": [step.reward for step in steps],
-            "tasks": {task: [step.rewards.get(task) for step in steps] for task in _tasks(steps)},
+            "tasks": {task: _reward_curve(steps, task) for task in rewarded_tasks(steps)},
         },
-        "staleness": {
-            "step": numbers,
-            "tokens": {str(age): [step.staleness_tokens.get(age, 0) for step in steps] for age in _ages(steps)},
-        },
+        "staleness": {"step": numbers, "tokens": {str(age): _token_curve(steps, age) for age in _ages(steps)}},
         "depth": {
             "time_s": [reading.time_s for reading in readings],
             "tasks": {task: _depth_curves(readings, task) for task in _buffer_tasks(readings)},
         },
-        "steps": [_step_row(step) for step in steps],
+        "steps": list(map(_step_row, steps)),
     }
+
+
+def _reward_curve(steps: Sequence[StepRecord], task: str) -> list[float | None]:
+    return [step.rewards.get(task) for step in steps]
+
+
+def _token_curve(steps: Sequence[StepRecord], age: int) -> list[int]:
+    return [step.staleness_tokens.get(age, 0) for step in steps]
 
 
 def _step_row(step: StepRecord) -> dict[str, Any]:
@@ -96,7 +97,7 @@ def reward_figure(steps: Sequence[StepRecord], held_out: Mapping[str, Mapping[st
     figure = _figure()
     axes = figure.subplots()
     last = steps[-1].step if steps else 1
-    for colour, task in zip(COLOURS, _tasks(steps), strict=False):
+    for colour, task in zip(COLOURS, rewarded_tasks(steps), strict=False):
         rewards = {step.step: step.rewards[task] for step in steps if task in step.rewards}
         means = running_mean(list(rewards.values()), SMOOTHING_STEPS)
         axes.plot(list(rewards), list(rewards.values()), color=colour, alpha=0.2, linewidth=0.8)
@@ -149,7 +150,7 @@ def _plot_depth(axes: Any, readings: Sequence[BufferReading], task: str) -> None
     shown = {s: running_mean(curves[s], SMOOTHING_READINGS) for s in WORKING_STATUSES if s in curves}
     if shown:
         colours = dict(zip(WORKING_STATUSES, COLOURS, strict=False))
-        axes.stackplot(times, *shown.values(), labels=list(shown), colors=[colours[s] for s in shown], alpha=0.8)
+        axes.stackplot(times, *shown.values(), labels=list(shown), colors=list(map(colours.get, shown)), alpha=0.8)
     axes.set(ylabel=f"{task}: groups (mean of {SMOOTHING_READINGS} readings)")
     axes.set_ylim(bottom=0)
     _finish(axes)
@@ -177,10 +178,6 @@ def _finish(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-
-
-def _tasks(steps: Sequence[StepRecord]) -> list[str]:
-    return sorted({task for step in steps for task in step.rewards})
 
 
 def _ages(steps: Sequence[StepRecord]) -> list[int]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rollq.buffer.values.step_rows import StepRow
+from rollq.buffer.values.step_rows import StepRow, names_in
 from rollq.monitor.report.curves import RunCurves
 from rollq.monitor.text.tables import aligned
 from rollq.monitor.text.units import count
@@ -67,14 +67,17 @@ def as_step_table(curves: RunCurves, width: int) -> str:
     lines = [f"run {curves.run}: {count(len(steps), 'train step')}{source}", ""]
     lines += [line[:width] for line in _table(curves, width)]
     if curves.changes:
-        lines += ["", "changes by step"]
-        rows = [(f"{change.step:,}", change.task or "-", change.text) for change in curves.changes[-MOST_CHANGES:]]
-        lines += [f"  {line}" for line in aligned(rows, left=(1, 2))]
+        lines += ["", "changes by step", *_changes(curves)]
     return "\n".join(lines)
 
 
+def _changes(curves: RunCurves) -> list[str]:
+    rows = [(f"{change.step:,}", change.task or "-", change.text) for change in curves.changes[-MOST_CHANGES:]]
+    return [f"  {line}" for line in aligned(rows, left=(1, 2))]
+
+
 def _table(curves: RunCurves, width: int) -> list[str]:
-    present = {name for row in curves.rows.steps for name in row.numbers}
+    present = names_in(curves.rows.steps)
     columns = {column.title: _cells(column, curves) for column in COLUMNS if column.name in present}
     columns |= _evaluations(curves)
     first = ["step", *(_range(rows) for rows in _ranges(curves))]
@@ -111,14 +114,13 @@ def _cell(numbers: Sequence[Mapping[str, float]], column: _Column) -> str:
 def _evaluations(curves: RunCurves) -> dict[str, list[str]]:
     """Columns with the rewards of evaluations: the mean since the previous row."""
     rows = curves.rows.evaluations
-    names = sorted({name for row in rows for name in row.numbers})[:MOST_EVALUATIONS]
     lasts = [of_range[-1].step for of_range in _ranges(curves)]
-    spans = list(zip([-1, *lasts[:-1]], lasts, strict=True))
-    spans[-1] = (spans[-1][0], rows[-1].step) if rows and rows[-1].step > lasts[-1] else spans[-1]
+    latest = max([lasts[-1], *(row.step for row in rows[-1:])])
+    spans = list(zip([-1, *lasts[:-1]], [*lasts[:-1], latest], strict=True))
     return {
         name[:NAME_WIDTH]: [
             _cell([row.numbers for row in rows if after < row.step <= last], _Column(name, name, _short, _mean))
             for after, last in spans
         ]
-        for name in names
+        for name in names_in(rows)[:MOST_EVALUATIONS]
     }

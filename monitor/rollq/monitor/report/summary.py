@@ -58,12 +58,16 @@ def summarize(
         **facts,
         "steps": steps[-1].step if steps else 0,
         "trained_tokens": sum(step.tokens for step in steps),
-        "held_out": {when: {**rewards, "mean": _mean(rewards)} for when, rewards in held_out.items() if rewards},
+        "held_out": _with_means(held_out),
         "staleness_shares": {str(age): share for age, share in staleness_shares(steps).items()},
         "samples_by_worker": samples_by_worker(steps),
         "conservation": conservation(snapshots[-1]) if snapshots else {},
         "prompts": prompt_rows(snapshots[-1]) if snapshots else {},
     }
+
+
+def _with_means(held_out: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    return {when: {**rewards, "mean": _mean(rewards)} for when, rewards in held_out.items() if rewards}
 
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
@@ -78,14 +82,19 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     workers = ", ".join(f"{name}: {samples:,}" for name, samples in summary["samples_by_worker"].items())
     lines.append(f"trained samples by worker: {workers}")
     if conservation := summary["conservation"]:
-        trained = conservation["archived"] + conservation["dropped"].get("trained", 0)
-        others = [f", {n:,} {reason}" for reason, n in conservation["dropped"].items() if reason != "trained"]
-        parts = f"{trained:,} trained, {conservation['in_buffer']:,} still in the buffer{''.join(others)}"
-        if conservation["holds"]:
-            lines.append(f"groups: all {conservation['admitted']:,} that were admitted are accounted for: {parts}")
-        else:
-            lines.append(f"groups: {conservation['admitted']:,} WERE ADMITTED, BUT THESE DO NOT ADD UP: {parts}")
+        lines.append(_accounts(conservation))
     return lines
+
+
+def _accounts(conservation: Mapping[str, Any]) -> str:
+    """Whether all admitted groups are accounted for."""
+    admitted = f"{conservation['admitted']:,}"
+    trained = conservation["archived"] + conservation["dropped"].get("trained", 0)
+    others = [f", {n:,} {reason}" for reason, n in conservation["dropped"].items() if reason != "trained"]
+    parts = f"{trained:,} trained, {conservation['in_buffer']:,} still in the buffer{''.join(others)}"
+    if conservation["holds"]:
+        return f"groups: all {admitted} that were admitted are accounted for: {parts}"
+    return f"groups: {admitted} WERE ADMITTED, BUT THESE DO NOT ADD UP: {parts}"
 
 
 def _mean(values: Mapping[str, float]) -> float:

@@ -253,9 +253,13 @@ def _waits_too_long(run: RunStatus) -> bool:
         return True
     if trainer.busy_s is None:
         return trainer.for_s > FIRST_WAIT_S
+    return trainer.for_s > max(LONG_WAIT_S, 2 * (trainer.busy_s + _due_wait_s(run)))
+
+
+def _due_wait_s(run: RunStatus) -> float:
+    """The wait that each step of a synchronous run has."""
     is_synchronous = all(task.stale_threshold <= 1 for task in sampled(run))
-    usual_s = trainer.busy_s + ((trainer.usual_wait_s or 0.0) if is_synchronous else 0.0)
-    return trainer.for_s > max(LONG_WAIT_S, 2 * usual_s)
+    return (trainer_of(run).usual_wait_s or 0.0) if is_synchronous else 0.0
 
 
 def _evaluates_alone(run: RunStatus) -> bool:
@@ -288,10 +292,7 @@ RULES = (
         _after_an_error,
     ),
     Rule(
-        State.TRAINER_GONE,
-        lambda run: is_silent(trainer_of(run)),
-        lambda run: [described(trainer_of(run))],
-        _restarts,
+        State.TRAINER_GONE, lambda run: is_silent(trainer_of(run)), lambda run: [described(trainer_of(run))], _restarts
     ),
     Rule(
         State.STOPPED,

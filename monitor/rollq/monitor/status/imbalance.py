@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollq.buffer.values.rollouts import Status
-from rollq.buffer.values.trainer_state import TrainerPhase
-from rollq.monitor.status.read import IDLE, SERVING, RunStatus
+from rollq.monitor.status.read import IDLE, SERVING, RunStatus, groups_in
 from rollq.monitor.text.units import count
 
 LEAST_IDLE_S = 5.0
@@ -23,28 +22,33 @@ MOST_NAMED = 2
 def _awaited(run: RunStatus) -> int:
     """Groups that are pending or with a worker, if they are a large part of the batch that the trainer waits for."""
     tasks = [task for task in run.tasks if task.is_sampled and task.control == "run"]
-    under_way = sum(task.groups(status) for task in tasks for status in (Status.PENDING, Status.RUNNING))
-    is_waiting = run.trainer is not None and run.trainer.phase is TrainerPhase.WAITING
-    return under_way if is_waiting and under_way > LEAST_PART * sum(task.batch_groups for task in tasks) else 0
+    under_way, batch = groups_in(tasks, Status.PENDING, Status.RUNNING), sum(task.batch_groups for task in tasks)
+    return under_way if run.is_trainer_waiting and under_way > LEAST_PART * batch else 0
 
 
 def imbalance(run: RunStatus) -> str:
     """A sentence if the trainer waits and workers are idle while others hold most groups; otherwise empty."""
     under_way = _awaited(run)
-    if not under_way:
-        return ""
     serving = {name: report for name, report in run.alive_workers.items() if report.get("state") in (SERVING, IDLE)}
     idle = sum(map(_is_idle, serving.values()))
-    if not idle:
+    if not under_way or not idle:
         return ""
-    held = {name: int(report.get("in_flight") or 0) for name, report in serving.items()}
-    enough = max(2.0, OVERLOADED * under_way / len(serving))
-    holders = sorted((name for name in held if held[name] >= enough), key=lambda name: (-held[name], name))
+    held = {name: _in_flight(report) for name, report in serving.items()}
+    holders = _holders(held, max(2.0, OVERLOADED * under_way / len(serving)))
     return _sentence(held, holders, idle, under_way) if holders else ""
 
 
+def _holders(held: Mapping[str, int], enough: float) -> list[str]:
+    """The workers with at least `enough` groups, the one with most first."""
+    return sorted((name for name in held if held[name] >= enough), key=lambda name: (-held[name], name))
+
+
 def _is_idle(report: Mapping[str, Any]) -> bool:
-    return not report.get("in_flight") and (report.get("idle_s") or 0.0) >= LEAST_IDLE_S
+    return not _in_flight(report) and (report.get("idle_s") or 0.0) >= LEAST_IDLE_S
+
+
+def _in_flight(report: Mapping[str, Any]) -> int:
+    return int(report.get("in_flight") or 0)
 
 
 def _sentence(held: Mapping[str, int], holders: Sequence[str], idle: int, under_way: int) -> str:

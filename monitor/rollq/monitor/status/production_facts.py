@@ -1,6 +1,8 @@
 """Facts about the production of a run, each with a remedy. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from rollq.buffer.values.rollouts import Status
@@ -8,7 +10,7 @@ from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.status.imbalance import imbalance
 from rollq.monitor.status.lost_workers import lost_workers
 from rollq.monitor.status.prompt_rows import PromptRows, reasons
-from rollq.monitor.status.read import SILENT_PRODUCER_S, RunStatus, TaskStatus
+from rollq.monitor.status.read import SILENT_PRODUCER_S, RunStatus, TaskStatus, groups_in
 from rollq.monitor.status.trainer_words import shortened
 from rollq.monitor.text.units import count, seconds_in_words
 
@@ -120,8 +122,9 @@ def production(run: RunStatus) -> Iterator[Fact]:
 
 def _held(tasks: Sequence[TaskStatus]) -> Iterator[str]:
     held = [task for task in tasks if is_held(task) and not task.groups(Status.PENDING)]
-    for version in sorted({task.next_version for task in held}):
-        names = ", ".join(task.task for task in held if task.next_version == version)
+    next_version = attrgetter("next_version")
+    for version, of_version in groupby(sorted(held, key=next_version), next_version):
+        names = ", ".join(task.task for task in of_version)
         of = f" of task {names}" if len(held) < len(tasks) else ""
         yield f"production{of} is held by the staleness bound until version {version} is published"
 
@@ -131,7 +134,7 @@ def _schedule(run: RunStatus, task: TaskStatus, tasks: Sequence[TaskStatus]) -> 
     if task.control == "done":
         yield Fact(f"production of task {task.task} has ended: {task.control_reason}")
         return
-    is_idle = not _groups(tasks, Status.RUNNING) and not _groups(tasks, Status.PENDING)
+    is_idle = not groups_in(tasks, Status.RUNNING, Status.PENDING)
     should_produce = run.alive_workers and _is_produced(task) and not is_held(task)
     if is_idle and should_produce and _has_waited(run):
         yield Fact(
@@ -159,7 +162,7 @@ def _faults(run: RunStatus, name: str) -> Iterator[Fact]:
 
 def _capacity(run: RunStatus, tasks: Sequence[TaskStatus]) -> Iterator[Fact]:
     """Whether workers make groups and, if not, why."""
-    running, pending = _groups(tasks, Status.RUNNING), _groups(tasks, Status.PENDING)
+    running, pending = groups_in(tasks, Status.RUNNING), groups_in(tasks, Status.PENDING)
     if not run.alive_workers:
         yield from map(Fact, ["no worker is alive", *_pending(tasks)])
     elif len(resting(run)) == len(run.alive_workers):
@@ -186,12 +189,8 @@ def _all_resting(run: RunStatus, tasks: Sequence[TaskStatus]) -> Iterator[Fact]:
     yield from map(Fact, _pending(tasks))
 
 
-def _groups(tasks: Iterable[TaskStatus], status: Status) -> int:
-    return sum(task.groups(status) for task in tasks)
-
-
 def _pending(tasks: Sequence[TaskStatus]) -> list[str]:
-    pending = _groups(tasks, Status.PENDING)
+    pending = groups_in(tasks, Status.PENDING)
     names = ", ".join(task.task for task in tasks if task.groups(Status.PENDING))
     return [f"{count(pending, 'group')} of task {names} {'is' if pending == 1 else 'are'} pending"] if pending else []
 
@@ -209,13 +208,17 @@ def is_held(task: TaskStatus) -> bool:
 def unproduced(run: RunStatus) -> list[str]:
     """A missing producer, if one is needed."""
     silent = [task for task in run.tasks if task.is_sampled and not _is_produced(task)]
-    ages = [task.producer_silent_s for task in silent if task.producer_silent_s is not None]
-    since = f" for {seconds_in_words(min(ages))}" if ages else ""
-    last = min((seen for task in silent for seen in task.producers), key=lambda seen: seen.silent_s, default=None)
-    where = f", the last one on {last.place}" if last else ""
     if not silent:
         return []
-    return [f"nobody produces{since}{where}", *(_unusable(task) for task in run.tasks if task.unusable)]
+    return [f"nobody produces{_last_seen(silent)}", *(_unusable(task) for task in run.tasks if task.unusable)]
+
+
+def _last_seen(tasks: Sequence[TaskStatus]) -> str:
+    """How long the producers of tasks are silent, and the place of the last one."""
+    ages = [task.producer_silent_s for task in tasks if task.producer_silent_s is not None]
+    since = f" for {seconds_in_words(min(ages))}" if ages else ""
+    last = min((seen for task in tasks for seen in task.producers), key=lambda seen: seen.silent_s, default=None)
+    return f"{since}, the last one on {last.place}" if last else since
 
 
 def _unusable(task: TaskStatus) -> str:
@@ -238,16 +241,27 @@ def _doubts(run: RunStatus) -> Iterator[str]:
 
 
 def _archive(run: RunStatus) -> Iterator[Fact]:
-    troubles = sorted({task.archive_trouble for task in run.tasks if task.archive_trouble})
-    if troubles:
+    if troubles := sorted({task.archive_trouble for task in run.tasks if task.archive_trouble}):
         yield Fact(f"the archiver waits: {shortened('; '.join(troubles))}")
+    yield from _unarchived(run)
+
+
+def _unarchived(run: RunStatus) -> Iterator[Fact]:
     is_said = run.trainer is not None and bool(run.trainer.unarchived)
-    is_late = any(task.groups(Status.LEAVING) > 2 * task.batch_groups for task in run.tasks)
-    if is_late and not is_said:
-        yield Fact(f"{count(_groups(run.tasks, Status.LEAVING), 'group')} wait for the archive")
-    is_missing = not troubles and not any(task.archives for task in run.tasks)
-    if (is_late or is_said) and is_missing:
+    if late := [] if is_said else _late_groups(run):
+        yield Fact(f"{count(sum(late), 'group')} wait for the archive")
+    if (is_said or late) and not _has_archiver(run):
         yield Fact("", "start the archiver: `rollq archive`")
+
+
+def _late_groups(run: RunStatus) -> list[int]:
+    """The groups of each task that wait for the archive, if one has more than two batches of them."""
+    leaving = [(task.groups(Status.LEAVING), task.batch_groups) for task in run.tasks]
+    return [groups for groups, _ in leaving] if any(groups > 2 * batch for groups, batch in leaving) else []
+
+
+def _has_archiver(run: RunStatus) -> bool:
+    return any(task.archives or task.archive_trouble for task in run.tasks)
 
 
 def _failing_groups(run: RunStatus) -> Iterator[str]:

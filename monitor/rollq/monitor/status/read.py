@@ -1,7 +1,7 @@
 """Reads the status of a run as a plain value, from which views make text and JSON."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -153,6 +153,21 @@ class RunStatus:
         """Workers that have reported lately."""
         return {name: report for name, report in self.workers.items() if report["condition"] == "alive"}
 
+    @property
+    def task_list(self) -> list[TaskStatus]:
+        """The tasks without the evaluations."""
+        return [task for task in self.tasks if not task.is_evaluation]
+
+    @property
+    def is_trainer_waiting(self) -> bool:
+        """Whether the trainer waits for a batch."""
+        return self.trainer is not None and self.trainer.phase is TrainerPhase.WAITING
+
+
+def groups_in(tasks: Iterable[TaskStatus], *statuses: Status) -> int:
+    """How many groups of the tasks have one of the statuses."""
+    return sum(task.groups(status) for task in tasks for status in statuses)
+
 
 def read_status(buffer: MonitorBuffer, queue: Queue, patience: Patience | None = None) -> RunStatus:
     """Read the status of a run, without changing anything. Raises `StoreLost` if the server does not have the run.
@@ -206,13 +221,18 @@ def batch_share(report: Mapping[str, Any], worker: str) -> dict[str, float]:
     The report names the workers with the most samples. Other workers made none, unless it counts samples of unnamed
     workers.
     """
-    named, others = report.get("workers"), int(report.get("other_samples") or 0)
+    named = report.get("workers")
+    others, inserted = _counted(report, "other_samples"), _counted(report, "inserted_samples")
     if not isinstance(named, Mapping) or not all(isinstance(count, int) for count in named.values()):
         return {}
-    samples = sum(named.values()) + others + int(report.get("inserted_samples") or 0)
+    samples = sum(named.values()) + others + inserted
     if not samples or (worker not in named and others):
         return {}
     return {"batch_share": round(named.get(worker, 0) / samples, 4)}
+
+
+def _counted(report: Mapping[str, Any], name: str) -> int:
+    return int(report.get(name) or 0)
 
 
 def brought_up_to_date(trainer: TrainerState | None, tasks: Sequence[TaskStatus]) -> TrainerState | None:
@@ -226,26 +246,37 @@ def brought_up_to_date(trainer: TrainerState | None, tasks: Sequence[TaskStatus]
     batched = [task for task in tasks if task.is_trained]
     if moved := _moved_on(trainer, batched):
         return moved
-    if trainer.phase is not TrainerPhase.WAITING or trainer.silent_s > SILENT_TRAINER_S:
-        return trainer
+    return _with_ready(trainer, batched) if _still_waits(trainer) else trainer
+
+
+def _still_waits(trainer: TrainerState) -> bool:
+    return trainer.phase is TrainerPhase.WAITING and trainer.silent_s <= SILENT_TRAINER_S
+
+
+def _with_ready(trainer: TrainerState, batched: Sequence[TaskStatus]) -> TrainerState:
+    """The state of a waiting trainer with the groups that are ready now, which may be all that it waits for."""
     ready = {task.task: task.ready for task in batched}
     lacking = {task: wanted for task, wanted in trainer.wanted.items() if ready.get(task, 0) < wanted}
-    if trainer.wanted and not lacking and not trainer.stragglers and not trainer.unarchived:
+    if trainer.wanted and not any((lacking, trainer.stragglers, trainer.unarchived)):
         return replace(trainer, phase=TrainerPhase.TRAINING, for_s=trainer.silent_s)
     return replace(trainer, ready=ready, wanted=lacking)
 
 
 def _moved_on(trainer: TrainerState, batched: Sequence[TaskStatus]) -> TrainerState | None:
     """The state of a trainer whose tasks are ahead of its last report; None if they are not."""
-    phase = trainer.phase
     step = max((task.step for task in batched), default=trainer.step)
     has_batch = any(task.groups(Status.CLAIMED) for task in batched if task.step == step)
+    if not _is_behind(trainer, step, has_batch=has_batch):
+        return None
+    now, at = (TrainerPhase.TRAINING, step) if has_batch else (TrainerPhase.COMMITTED, step - 1)
+    return replace(trainer, phase=now, step=at, for_s=trainer.silent_s)
+
+
+def _is_behind(trainer: TrainerState, step: int, *, has_batch: bool) -> bool:
+    phase = trainer.phase
     is_before = phase in (None, TrainerPhase.STARTING, TrainerPhase.WAITING, TrainerPhase.COMMITTED)
     least = step if phase in (TrainerPhase.WAITING, TrainerPhase.TRAINING) else step - 1
-    if (phase and trainer.step < least) or (has_batch and is_before):
-        now, at = (TrainerPhase.TRAINING, step) if has_batch else (TrainerPhase.COMMITTED, step - 1)
-        return replace(trainer, phase=now, step=at, for_s=trainer.silent_s)
-    return None
+    return (phase is not None and trainer.step < least) or (has_batch and is_before)
 
 
 def condition(age_s: float) -> str:

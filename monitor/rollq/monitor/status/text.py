@@ -1,8 +1,9 @@
 """The status of a run as lines of text, and as JSON. Pure."""
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -11,15 +12,15 @@ from rollq.buffer.calls.evaluations import EvaluationState
 from rollq.buffer.calls.replies.trainer import LiveModel
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.places import Place
-from rollq.buffer.values.rollouts import AUDITED, Status
+from rollq.buffer.values.rollouts import AUDITED, NOT_AUDITED, Status
 from rollq.buffer.values.trainer_state import TrainerState
 from rollq.monitor.status.diagnosis import diagnose
 from rollq.monitor.status.lost_workers import gpus_in_words
 from rollq.monitor.status.prompt_rows import PromptRows, described, reasons
-from rollq.monitor.status.read import RunStatus, TaskStatus
+from rollq.monitor.status.read import RunStatus, TaskStatus, groups_in
 from rollq.monitor.status.trainer_words import is_silent, last_work, shortened
 from rollq.monitor.status.wanted_workers import wanted_workers, workers_in_words
-from rollq.monitor.text.tables import aligned
+from rollq.monitor.text.tables import aligned, fitting
 from rollq.monitor.text.units import count, in_words, of_limit, seconds_in_words
 
 STATUS_VERSION = 2
@@ -46,7 +47,13 @@ WORKER_COLUMNS = {
 """The fields of a worker's report that the table shows, with their titles; JSON has all fields."""
 SPARE_COLUMNS = ("gpus", "engine", "age_s", "groups", "failed_samples", "judge_s", "generate_s", "in_flight", "version")
 """Fields that a narrow terminal omits first."""
-IN_SECONDS = {"generate_s", "judge_s", "age_s"}
+_CELLS: Mapping[str, Callable[[Any, Mapping[str, Any]], str]] = {
+    "host": lambda value, report: f"{value}:{report.get('pid', '?')}",
+    "samples_in_flight": lambda value, report: f"{value}/{report.get('capacity', '?')}",
+    "batch_share": lambda value, _: f"{value:.0%}",
+    **dict.fromkeys(("generate_s", "judge_s", "age_s"), lambda value, _: seconds_in_words(value)),
+}
+"""Columns whose cells are not just the value, and the function that makes one from the value and the report."""
 MOST_PRODUCERS = 3
 """How many producers are named."""
 FULLNESS_FIELDS = ("share", "limit", "is_full", "used_bytes", "limit_bytes")
@@ -83,20 +90,17 @@ def as_table(run: RunStatus, width: int = WIDTH) -> str:
     """Return the diagnosis, the remedies, and tables of tasks and workers; at most `width` characters wide if names are
     short."""
     diagnosis = diagnose(run)
-    lines = [line for text in (str(diagnosis), *diagnosis.to_do) for line in _wrapped(text, width)]
+    lines = _all_wrapped([str(diagnosis), *diagnosis.to_do], width)
     lines += ["", *_wrapped(run_line(run), width), *trainer_lines(run.trainer, width)]
     lines += _wrapped(producers_line(run.tasks), width)
-    if tasks := [task for task in run.tasks if not task.is_evaluation]:
+    if tasks := run.task_list:
         lines += ["", *_depth_table(tasks), "", *_rate_table(tasks), "", *_age_table(tasks)]
     if evaluations := evaluation_table(run.tasks):
         lines += ["", *evaluations]
     lines += ["", *(_worker_lines(run.workers, width) or ["no worker has reported lately"])]
-    for name, report in run.workers.items():
-        if why := report.get("refused_weights"):
-            lines += _wrapped(f"{name}: {why}", width)
-    details = [line for task in run.tasks for text in _task_lines(task, run.fullness) for line in _wrapped(text, width)]
-    lines += ["", *details] if details else []
-    return "\n".join(lines)
+    lines += _all_wrapped(_refusals(run.workers), width)
+    details = _all_wrapped(chain.from_iterable(_task_lines(task, run.fullness) for task in run.tasks), width)
+    return "\n".join([*lines, *([""] if details else []), *details])
 
 
 def run_line(run: RunStatus) -> str:
@@ -114,7 +118,7 @@ def run_line(run: RunStatus) -> str:
 def producers_line(tasks: Iterable[TaskStatus]) -> str:
     """The places of all producers that any task has seen, the latest first; empty if there are none."""
     seen: dict[Place, float] = {}
-    for producer in (producer for task in tasks for producer in task.producers):
+    for producer in chain.from_iterable(task.producers for task in tasks):
         seen[producer.place] = min(producer.silent_s, seen.get(producer.place, producer.silent_s))
     ordered = sorted(seen, key=lambda place: (seen[place], place.pid))
     shown = [f"on {place} (seen {seconds_in_words(seen[place])} ago)" for place in ordered[:MOST_PRODUCERS]]
@@ -122,13 +126,18 @@ def producers_line(tasks: Iterable[TaskStatus]) -> str:
     return f"producer{'s' if len(ordered) > 1 else ''}: {', '.join(shown)}" if shown else ""
 
 
+def _refusals(workers: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, report in workers.items():
+        if why := report.get("refused_weights"):
+            yield f"{name}: {why}"
+
+
 def _model(model: LiveModel | None) -> str:
     return "no weights published yet" if model is None else f"version {model.version} (epoch {model.epoch})"
 
 
 def _depth_table(tasks: Sequence[TaskStatus]) -> list[str]:
-    depths = [status for status in Status if status not in AUDITED]
-    statuses = [status for status in depths if status in ALWAYS_SHOWN or any(task.groups(status) for task in tasks)]
+    statuses = [status for status in NOT_AUDITED if status in ALWAYS_SHOWN or groups_in(tasks, status)]
     header = ["task", "step", "reward", "length", "ready", "bound", *(status.value for status in statuses)]
     rows = [
         [
@@ -168,9 +177,12 @@ def reward_cell(task: TaskStatus, tasks: Sequence[TaskStatus]) -> str:
     """The mean reward of a task in the last step; the lowest of several trained tasks is marked."""
     if task.reward is None:
         return "-"
+    return f"{'lowest ' if _is_lowest(task, tasks) else ''}{task.reward:.3f}"
+
+
+def _is_lowest(task: TaskStatus, tasks: Sequence[TaskStatus]) -> bool:
     rewards = {other.reward for other in tasks if other.reward is not None and not other.is_retired}
-    is_lowest = len(rewards) > 1 and not task.is_retired and task.reward == min(rewards)
-    return ("lowest " if is_lowest else "") + f"{task.reward:.3f}"
+    return len(rewards) > 1 and not task.is_retired and task.reward == min(rewards)
 
 
 def length_cell(task: TaskStatus) -> str:
@@ -234,23 +246,29 @@ def _dropped(groups: Mapping[str, int]) -> str:
 
 def _task_lines(task: TaskStatus, fullness: Fullness) -> list[str]:
     """Optional facts about a task. In a full buffer, always includes the bytes of samples."""
-    lines = []
-    if task.offline:
-        lines.append(f"offline: {int(task.progress.get('inserted', 0)):,} groups were inserted so far")
-    if (rows := PromptRows.counted(task.progress)) is not None:
-        why = f" ({reasons(task.unusable)})" if task.unusable else ""
-        lines.append(f"prompts: {described(rows, task.excluded)}{why}")
-    if any(task.by_staleness.values()):
-        lines.append(f"staleness of ready groups: {_shares(task.by_staleness)}")
-    if any(task.dropped.values()):
-        lines.append(f"so far: {_dropped(task.dropped)}")
-    if task.failed_samples:
-        lines.append(f"failed samples: {', '.join(f'{n:,} {kind}' for kind, n in task.failed_samples.items())}")
+    lines = [*_prompt_lines(task), *_group_lines(task)]
     if kept := [f"{task.groups(status):,} {status}" for status in AUDITED if task.groups(status)]:
         lines.append(f"kept for inspection: {', '.join(kept)}")
     if task.bytes or fullness.is_full:
         lines.append(_samples_line(task))
     return [f"{task.task}: {line}" for line in (*lines, *_state_lines(task))]
+
+
+def _prompt_lines(task: TaskStatus) -> Iterator[str]:
+    if task.offline:
+        yield f"offline: {int(task.progress.get('inserted', 0)):,} groups were inserted so far"
+    if (rows := PromptRows.counted(task.progress)) is not None:
+        why = f" ({reasons(task.unusable)})" if task.unusable else ""
+        yield f"prompts: {described(rows, task.excluded)}{why}"
+
+
+def _group_lines(task: TaskStatus) -> Iterator[str]:
+    if any(task.by_staleness.values()):
+        yield f"staleness of ready groups: {_shares(task.by_staleness)}"
+    if any(task.dropped.values()):
+        yield f"so far: {_dropped(task.dropped)}"
+    if task.failed_samples:
+        yield f"failed samples: {', '.join(f'{n:,} {kind}' for kind, n in task.failed_samples.items())}"
 
 
 def _state_lines(task: TaskStatus) -> Iterator[str]:
@@ -308,11 +326,14 @@ def _reported(report: Mapping[str, Any]) -> list[str]:
         facts.append(f"reward {reward:.3f}")
     if isinstance(inserted := report.get("inserted_samples"), int):
         facts.append(f"{count(inserted, 'sample')} of it inserted")
-    mismatch = report.get("mismatch")
-    if isinstance(mismatch, Mapping):
-        shown = [f"{name} {_short(mismatch[name])}" for name in MISMATCH_FIELDS if name in mismatch]
-        facts += [f"mismatch with the engines: {', '.join(shown)}"] if shown else []
+    if isinstance(mismatch := report.get("mismatch"), Mapping):
+        facts += _mismatch(mismatch)
     return facts
+
+
+def _mismatch(mismatch: Mapping[str, Any]) -> list[str]:
+    shown = ", ".join(f"{name} {_short(mismatch[name])}" for name in MISMATCH_FIELDS if name in mismatch)
+    return [f"mismatch with the engines: {shown}"] if shown else []
 
 
 def _worker_lines(workers: Mapping[str, Mapping[str, Any]], width: int) -> list[str]:
@@ -325,17 +346,12 @@ def _worker_lines(workers: Mapping[str, Mapping[str, Any]], width: int) -> list[
 
 def worker_columns(workers: Mapping[str, Mapping[str, Any]], width: int) -> list[str]:
     """The columns of the table of workers that fit into a width; optional columns are omitted first."""
-    present = [column for column in WORKER_COLUMNS if any(report.get(column, "") != "" for report in workers.values())]
-    widest = {
-        column: max(len(WORKER_COLUMNS[column]), *(len(worker_cell(column, report)) for report in workers.values()))
-        for column in present
-    }
-    names = max([len("worker"), *map(len, workers)])
-    for left_out in range(len(SPARE_COLUMNS)):
-        columns = [column for column in present if column not in SPARE_COLUMNS[:left_out]]
-        if names + sum(widest[column] + 2 for column in columns) <= width:
-            return columns
-    return [column for column in present if column not in SPARE_COLUMNS]
+    widths = {}
+    for column, title in WORKER_COLUMNS.items():
+        if any(report.get(column, "") != "" for report in workers.values()):
+            cells = [title, *(worker_cell(column, report) for report in workers.values())]
+            widths[column] = 2 + max(map(len, cells))
+    return fitting(widths, SPARE_COLUMNS, width - max(map(len, ["worker", *workers])))
 
 
 def worker_cell(column: str, report: Mapping[str, Any]) -> str:
@@ -345,14 +361,8 @@ def worker_cell(column: str, report: Mapping[str, Any]) -> str:
         return str(report["condition"]).upper()
     if value is None:
         return "-"
-    if column == "host":
-        return f"{value}:{report.get('pid', '?')}"
-    if column == "samples_in_flight":
-        return f"{value}/{report.get('capacity', '?')}"
-    if column == "batch_share":
-        return f"{value:.0%}"
-    if column in IN_SECONDS:
-        return seconds_in_words(value)
+    if column in _CELLS:
+        return _CELLS[column](value, report)
     text = f"{value:,.0f}" if isinstance(value, float) else str(value)
     return text if len(text) <= 24 else f"{text[:21]}..."
 
@@ -368,3 +378,7 @@ def _short(value: Any) -> str:
 def _wrapped(text: str, width: int) -> list[str]:
     indent = "     " if text.startswith(" ") else "  "  # below the words of a numbered step
     return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _all_wrapped(texts: Iterable[str], width: int) -> list[str]:
+    return [line for text in texts for line in _wrapped(text, width)]

@@ -63,8 +63,8 @@ def _work(trainer: TrainerState) -> str:
         case None | TrainerPhase.STARTING:
             return "the trainer is starting"
         case TrainerPhase.WAITING:
-            lacks = ", ".join(_lacks(trainer))
-            return f"the trainer has waited {lasting} for step {step}" + (f": {lacks}" if lacks else "")
+            waits = f"the trainer has waited {lasting} for step {step}"
+            return ": ".join(filter(None, (waits, ", ".join(_lacks(trainer)))))
         case TrainerPhase.TRAINING:
             return f"the trainer has been training step {step} for {lasting}"
         case TrainerPhase.COMMITTED:

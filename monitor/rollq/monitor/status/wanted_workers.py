@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,16 +41,24 @@ def wanted_workers(run: RunStatus) -> int | None:
     In a synchronous run the trainer always waits while a batch is generated. The number is then the smallest with which
     generation takes no longer than training.
     """
-    tasks = [task for task in run.tasks if task.is_sampled and task.control in ("run", "sleep")]
+    tasks = _producing(run)
     if not tasks or (run.trainer and run.trainer.has_ended):
         return 0
-    speeds = _speeds(run.alive_workers.values())
-    needed = [_needed_tokens_per_s(task, run.trainer) for task in tasks]
-    measured = [tokens for tokens in needed if tokens is not None]
-    if not speeds or len(measured) < len(needed):
+    speeds, needed = _speeds(run.alive_workers.values()), _needed_by_all(tasks, run.trainer)
+    if not speeds or needed is None:
         return None
-    groups, samples = (sum(counted) for counted in zip(*map(_under_way, tasks), strict=True))
-    return workers_for(sum(measured), speeds, groups=groups, samples=samples)
+    groups, samples = map(sum, zip(*map(_under_way, tasks), strict=True))
+    return workers_for(needed, speeds, groups=groups, samples=samples)
+
+
+def _producing(run: RunStatus) -> list[TaskStatus]:
+    return [task for task in run.tasks if task.is_sampled and task.control in ("run", "sleep")]
+
+
+def _needed_by_all(tasks: Sequence[TaskStatus], trainer: TrainerState | None) -> float | None:
+    needed = [_needed_tokens_per_s(task, trainer) for task in tasks]
+    known = [tokens for tokens in needed if tokens is not None]
+    return sum(known) if len(known) == len(needed) else None
 
 
 def workers_for(tokens_per_s: float, speeds: Mapping[Speed, int], *, groups: int, samples: float) -> int:

@@ -1,6 +1,6 @@
 """Tables of text for a terminal."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:
@@ -11,3 +11,13 @@ def aligned(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> l
         for width in [max(map(len, cells))]
     ]
     return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+
+
+def fitting(widths: Mapping[str, int], spare: Iterable[str], room: int) -> list[str]:
+    """The columns that fit into `room`. Spare columns are left out, in their order, until the others fit."""
+    kept = dict(widths)
+    for column in spare:
+        if sum(kept.values()) <= room:
+            break
+        kept.pop(column, None)
+    return list(kept)
