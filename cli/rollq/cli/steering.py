@@ -63,16 +63,22 @@ def steer_tasks(buffer: Buffer, names: Sequence[str], order: Order) -> Iterator[
             yield f"task {task}: {before.value} -> {control.value}" + (f"; {note}" if note else "")
 
 
+def _workers_named(name: str, workers: Sequence[str], run: str) -> list[str]:
+    """The workers that have this name, or were started under it."""
+    named = [worker for worker in workers if name in (worker, worker.rpartition("-")[0])]
+    if not named:
+        raise ConfigError(f"--worker {name!r}: run {run!r} has the workers {', '.join(workers) or 'none'}")
+    return named
+
+
 def steer_workers(buffer: Buffer, names: Sequence[str], order: Order) -> Iterator[str]:
     """Give an order to the workers with one of these names, or with one as [worker] name; yields a line for each.
 
     Raises `ConfigError` for a name that no worker has.
     """
-    reports = buffer.workers()
+    reports = list(buffer.workers())
     for name in names:
-        if not (named := [worker for worker in reports if name in (worker, worker.rpartition("-")[0])]):
-            raise ConfigError(f"--worker {name!r}: run {buffer.run!r} has the workers {', '.join(reports) or 'none'}")
-        for worker in named:
+        for worker in _workers_named(name, reports, buffer.run):
             before = buffer.order_worker(worker, order)
             yield f"worker {worker}: {order.value}" + (", as before" if before is order else "")
 

@@ -56,13 +56,7 @@ def archive(file: Path, finish: bool) -> None:
 @click.option("--format", "form", type=click.Choice(["jsonl", "parquet"]), default="jsonl", show_default=True)
 @click.option("--to", "path", type=click.Path(path_type=Path), required=True, help="The file to write; must not exist.")
 def export(
-    query: str,
-    file: Path | None,
-    url: str | None,
-    run_name: str | None,
-    archive_url: str | None,
-    form: str,
-    path: Path,
+    query: str, file: Path | None, url: str | None, run_name: str | None, archive_url: str | None, form: str, path: Path
 ) -> None:
     """Write the groups that match QUERY to a file, with all their samples, in the columns of the archive.
 

@@ -177,12 +177,12 @@ class _Orders:
         self._location = location
 
     def preview(self, run: "RunStatus", order: "Order", kind: str, name: str) -> "Preview":
-        from rollq.cli.changes import VERBS, change_of
+        from rollq.cli.changes import VERBS, change_of, names_of
         from rollq.monitor.dashboard.orders import Preview
 
-        names = {"run": [""], "task": [task.task for task in run.tasks], "worker": list(run.workers)}
-        if name not in names.get(kind, ()):
-            raise ConfigError(f"{kind} {name!r}: the run has {', '.join(names.get(kind, ())) or 'none'}")
+        names = [""] if kind == "run" else names_of(run, kind)
+        if name not in names:
+            raise ConfigError(f"{kind} {name!r}: the run has {', '.join(names) or 'none'}")
         if kind != "run":
             change = change_of(run, order, kind, name)
             return Preview(change.title, change.text, change.is_possible)
@@ -245,7 +245,12 @@ def token_texts(file: Path | None) -> "TokenTexts":
         )
     if folder is None:
         return TokenTexts(None, "Tokens are shown as ids: the settings name no tokenizer.")
-    path = Path(folder) / "tokenizer.json"
+    return _texts_by(Path(folder) / "tokenizer.json")
+
+
+def _texts_by(path: Path) -> "TokenTexts":
+    from rollq.monitor.dashboard.groups import TokenTexts
+
     try:
         from tokenizers import Tokenizer
 

@@ -63,9 +63,9 @@ def doctor(
     from rollq.cli.run_location import find_run
     from rollq.monitor.doctor import findings
 
+    if clean + load_functions + as_json > 1:
+        raise ConfigError("--clean and --load-functions make no report: give one of them, without --json")
     if clean or load_functions:
-        if as_json or (clean and load_functions):
-            raise ConfigError("--clean and --load-functions make no report: give one of them, without --json")
         (_clean if clean else _load)(find_run(file, url, run_name))
         return
     report = _examine(find_run(file, url, run_name))

@@ -3,7 +3,7 @@ it."""
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,18 +73,20 @@ def show(file: Path, task: str | None) -> None:
     found = expanded(flat, file.absolute().parent)
     if problems or found.problems:
         raise ConfigError("\n  ".join([f"{file}:", *problems, *found.problems]))
-    filled = found.data
-    tables = {
-        (root, name): table
-        for root in ("tasks", "evaluations")
-        if isinstance(filled.get(root), dict)
-        for name, table in filled[root].items()
-        if isinstance(table, dict) and table.get("env") and task in (None, name)
-    }
-    if not tables:
+    shown = [one for one in _tables_with_env(found.data) if task in (None, one[1])]
+    if not shown:
         raise ConfigError(f"no task or evaluation{'' if task is None else f' {task!r}'} of {file} has env")
-    for (root, name), table in tables.items():
+    for root, name, table in shown:
         click.echo(toml_of(root, name, table))
+
+
+def _tables_with_env(data: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The root, the name and the content of the tables that set env."""
+    for root in ("tasks", "evaluations"):
+        tables = data.get(root)
+        for name, table in tables.items() if isinstance(tables, dict) else ():
+            if isinstance(table, dict) and table.get("env"):
+                yield root, name, table
 
 
 @env.command()
@@ -131,15 +133,15 @@ def check(environment: str, options: Sequence[str], split: str, rows: int, as_js
         click.echo(f"{environment}: {text}", err=True)
 
     found = list(findings_of(_environment(environment, options, split, rows, rows_needed=False), rows, tell))
+    wrong = sum(one.level is Level.ERROR for one in found)
     if as_json:
         listed = [{"level": one.level, "text": one.text, "row": one.row} for one in found]
         click.echo(exact_json.dumps({"env": environment, "findings": listed}))
     else:
         for one in found:
             click.echo(f"{one.level:8}{one.text}" + ("" if one.row is None else f" (row {one.row})"))
-        wrong = sum(one.level is Level.ERROR for one in found)
         click.echo("\n" + (f"{count(wrong, 'error')}: fix that before you train on it" if wrong else "no error"))
-    if any(one.level is Level.ERROR for one in found):
+    if wrong:
         raise SystemExit(1)
 
 

@@ -38,7 +38,7 @@ def exclude(
     from rollq.cli.run_location import find_run
     from rollq.cli.steering import shards_of
 
-    numbers = [_number(row) for row in dict.fromkeys(rows)]
+    numbers = list(map(_number, dict.fromkeys(rows)))
     if undo and not rows:
         raise ConfigError("--undo: name the rows, as `rollq groups exclude TASK` lists them")
     with find_run(file, url, run_name).without_payloads() as buffer:

@@ -17,7 +17,7 @@ from rollq.cli.options import connection_options, file_and
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
     from rollq.buffer.calls.orders import GroupOrder
-    from rollq.cli.groups.orders import Found
+    from rollq.cli.groups.orders import Found, Outcome
 
 HELP = """{effect}
 
@@ -103,30 +103,47 @@ def _order(buffer: "Buffer", order: "GroupOrder", found: "Found", *, dry_run: bo
 
     Exits with 1 if nobody can confirm it.
     """
-    from rollq.cli.groups.orders import MOST_GROUPS, effect_of, left_lines, name_of, order_groups
+    from rollq.cli.groups.orders import MOST_GROUPS, effect_of, order_groups
 
     for name in found.missing:
         click.echo(f"{name}: it is not in the buffer")
     looked = order_groups(buffer, order, found.groups, dry_run=True)
-    for line in left_lines(looked):
-        click.echo(line)
+    _tell_left(looked)
     click.echo(effect_of(order, looked.moved))
-    are_moved = not found.missing and not looked.left
     if found.more:
         click.echo(f"and more: one order moves at most {MOST_GROUPS:,} groups; repeat it for the rest")
+    are_moved = not any((found.missing, looked.left))
     if dry_run or not looked.moved:
         click.echo("nothing was changed")
-    elif yes or (sys.stdin.isatty() and click.confirm("Continue?")):
-        chosen = [group for group in found.groups if name_of(group) not in looked.left]
-        done = order_groups(buffer, order, chosen, dry_run=False)
-        for line in left_lines(done):
-            click.echo(line)
-        click.echo(
-            f"done: {effect_of(order, done.moved)}; {len(done.left):,} skipped, because they changed before that"
-        )
-        are_moved = are_moved and not done.left
-    else:
-        click.echo("nothing was changed; add --yes to change it")
-        if not sys.stdin.isatty():
-            sys.exit(1)
+    elif yes or _is_confirmed():
+        are_moved &= _give(buffer, order, found, looked)
     return are_moved
+
+
+def _is_confirmed() -> bool:
+    """Ask whether to continue. Exits with 1 if nobody can answer."""
+    can_ask = sys.stdin.isatty()
+    if can_ask and click.confirm("Continue?"):
+        return True
+    click.echo("nothing was changed; add --yes to change it")
+    if not can_ask:
+        sys.exit(1)
+    return False
+
+
+def _give(buffer: "Buffer", order: "GroupOrder", found: "Found", looked: "Outcome") -> bool:
+    """Give an order for the groups that it would move; returns whether it moved each of them."""
+    from rollq.cli.groups.orders import effect_of, name_of, order_groups
+
+    chosen = [group for group in found.groups if name_of(group) not in looked.left]
+    done = order_groups(buffer, order, chosen, dry_run=False)
+    _tell_left(done)
+    click.echo(f"done: {effect_of(order, done.moved)}; {len(done.left):,} skipped, because they changed before that")
+    return not done.left
+
+
+def _tell_left(ordered: "Outcome") -> None:
+    from rollq.cli.groups.orders import left_lines
+
+    for line in left_lines(ordered):
+        click.echo(line)

@@ -49,13 +49,7 @@ def metrics(
     with (
         RunReader(location) as reader,
         RunReader(location) as watching,
-        on_change(
-            settings,
-            location.run,
-            folder,
-            read=watching.read,
-            replace=watching.note_state,
-        ) as watcher,
+        on_change(settings, location.run, folder, read=watching.read, replace=watching.note_state) as watcher,
     ):
         reading = SharedReading(reader.read)
         calls = watcher.calls.by_outcome if watcher else dict

@@ -42,7 +42,7 @@ def recover(file: Path, weights: Path, step: int | None, relabel: bool, dry_run:
       rollq runs recover rollq.toml --weights trainer/weights/weights-sums-0f6c5a1d2b3e4f50
       rollq runs recover rollq.toml --weights model-of-last-week --step 41
     """
-    from rollq.cli.run_location import RunLocation, fingerprints
+    from rollq.cli.run_location import RunLocation
     from rollq.cli.settings.file import load_settings
     from rollq.consumer.trainer.checkpoints import adopt_weights
     from rollq.consumer.trainer.output_lock import locked
@@ -51,11 +51,7 @@ def recover(file: Path, weights: Path, step: int | None, relabel: bool, dry_run:
     trainer = settings.trainer
     if trainer is None:
         raise ConfigError(f"{file}: there is no table [trainer], so no trainer of rollq reads a checkpoint")
-    expected = fingerprints(trainer.model, None, "trainer.model")
-    if (weights / "config.json").exists() and fingerprints(weights, None, "the weights") != expected:
-        raise ConfigError(
-            f"--weights {str(weights)!r} belong to a model other than trainer.model = {str(trainer.model)!r}"
-        )
+    _check_model(weights, trainer.model)
     with RunLocation.from_settings(settings).without_payloads() as buffer:
         oldest, last = _steps(buffer)
         recorded = _recorded(buffer, weights)
@@ -86,6 +82,24 @@ class _Recorded(NamedTuple):
     is_foreign: bool = False
 
 
+def _check_model(weights: Path, model: Path) -> None:
+    """Raise `ConfigError` if the weights have the configuration of another model."""
+    from rollq.cli.run_location import fingerprints
+
+    expected = fingerprints(model, None, "trainer.model")
+    if (weights / "config.json").exists() and fingerprints(weights, None, "the weights") != expected:
+        raise ConfigError(f"--weights {str(weights)!r} belong to a model other than trainer.model = {str(model)!r}")
+
+
+def _check_step(step: int | None, recorded: _Recorded, run: str) -> None:
+    """Raise `ConfigError` if the weights are those after another step, or of another run."""
+    if recorded.is_foreign or step not in (None, recorded.step):
+        raise ConfigError(
+            f"the weights are those after step {recorded.step}, as {recorded.by} says: to let them count as those "
+            f"after another step of run {run!r}, give --step and --relabel"
+        )
+
+
 def _chosen(step: int | None, recorded: _Recorded | None, possible: tuple[int, int], run: str, *, relabel: bool) -> int:
     """The step that weights count as: the given step, or else the recorded step, or else the last of the `possible`
     steps. Raises `ConfigError` if the given step contradicts the recorded step, or the buffer cannot continue after it.
@@ -93,14 +107,12 @@ def _chosen(step: int | None, recorded: _Recorded | None, possible: tuple[int, i
     oldest, last = possible
     if relabel and step is None:
         raise ConfigError("--relabel needs --step, the step that the weights are to count as")
-    if recorded is not None and not relabel and (recorded.is_foreign or step not in (None, recorded.step)):
-        raise ConfigError(
-            f"the weights are those after step {recorded.step}, as {recorded.by} says: to let them count as those "
-            f"after another step of run {run!r}, give --step and --relabel"
-        )
-    wanted = step if step is not None else recorded.step if recorded else last
+    if recorded is not None and not relabel:
+        _check_step(step, recorded, run)
+    wanted, source = (last, f"--step {last}") if step is None else (step, f"--step {step}")
+    if recorded is not None and step is None:
+        wanted, source = recorded.step, f"{recorded.by} says step {recorded.step}"
     if not oldest <= wanted <= last:
-        source = f"--step {wanted}" if step is not None or not recorded else f"{recorded.by} says step {wanted}"
         raise ConfigError(
             f"{source}: the buffer can continue after steps {oldest} to {last}; restore a snapshot to go back further, "
             f"or let the weights count as those after step {oldest}: --step {oldest} --relabel"

@@ -2,13 +2,19 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rollq.buffer.errors import ConfigError, ServerUnavailable
 from rollq.cli.logs import log_options
 from rollq.cli.signals import stop_on_signals
+
+if TYPE_CHECKING:
+    from rollq.buffer.store.embedded_server import EmbeddedServer
 
 log = logging.getLogger(__name__)
 
@@ -70,40 +76,30 @@ def redis(
 
     password = None if password_env is None else _password(password_env)
     stop = stop_on_signals()
+    parts: dict[str, Any] = {
+        "port": port, "bind": bind, "password": password, "binary": program, "acl": acl, "certificates": certificates,
+        "directives": memory_limit(directory, 1 if primaries is None else primaries * (1 + REPLICAS)),
+    }  # fmt: skip
     server: EmbeddedServer | EmbeddedCluster
     if primaries is None:
-        server = EmbeddedServer(
-            directory,
-            port=port,
-            bind=bind,
-            password=password,
-            binary=program,
-            acl=acl,
-            certificates=certificates,
-            directives=memory_limit(directory),
-        )
+        server = EmbeddedServer(directory, **parts)
     else:
-        server = EmbeddedCluster(
-            directory,
-            primaries=primaries,
-            port=port,
-            bind=bind,
-            password=password,
-            binary=program,
-            acl=acl,
-            certificates=certificates,
-            directives=memory_limit(directory, primaries * (1 + REPLICAS)),
-        )
+        server = EmbeddedCluster(directory, primaries=primaries, **parts)
     nodes = [server] if isinstance(server, EmbeddedServer) else server.nodes
     with server:
         click.echo(f"serving at {server.url}, data in {directory.absolute()}; Ctrl-C stops it")
-        alive = list(nodes)
-        while not stop.wait(0.2):
-            for dead in [node for node in alive if not node.running]:
-                alive.remove(dead)
-                log.warning("the server at %s exited by itself; see %r", dead.url, str(dead.log_path))
-            if not alive:
-                raise ServerUnavailable(f"all servers have stopped; see server.log in {str(directory)!r}")
+        _watch(nodes, stop, directory)
+
+
+def _watch(nodes: "Sequence[EmbeddedServer]", stop: Event, directory: Path) -> None:
+    """Log which servers exit, until `stop` is set. Raises `ServerUnavailable` once all have."""
+    alive = list(nodes)
+    while not stop.wait(0.2):
+        for dead in [node for node in alive if not node.running]:
+            alive.remove(dead)
+            log.warning("the server at %s exited by itself; see %r", dead.url, str(dead.log_path))
+        if not alive:
+            raise ServerUnavailable(f"all servers have stopped; see server.log in {str(directory)!r}")
 
 
 def _password(variable: str) -> str:

@@ -6,6 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import click
@@ -39,26 +40,31 @@ def settings(key: str | None, everything: bool) -> None:
         return
     shown = _named(key, tables) or _named(key, tables := [*tables, *engine_reference()])
     if not shown:
-        if (reason := _removed(key, tables)) is not None:
-            raise ConfigError(f"{key}: no longer a setting: {reason}")
-        keys = {setting.key for table in tables for setting in table.settings}
-        close = difflib.get_close_matches(key.rpartition(".")[2], keys, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "`rollq settings` shows the keys that most runs set"
-        raise ConfigError(f"no key or table is called {key!r}; {hint}")
+        raise ConfigError(_absent(key, tables))
     click.echo(_text(shown))
+
+
+def _absent(key: str, tables: "Sequence[SettingsTable]") -> str:
+    if (reason := _removed(key, tables)) is not None:
+        return f"{key}: no longer a setting: {reason}"
+    keys = {setting.key for table in tables for setting in table.settings}
+    close = difflib.get_close_matches(key.rpartition(".")[2], keys, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "`rollq settings` shows the keys that most runs set"
+    return f"no key or table is called {key!r}; {hint}"
 
 
 def _named(name: str, tables: "Sequence[SettingsTable]") -> "list[SettingsTable]":
     """The tables of that name with all their keys, or the keys of that name with their tables."""
     name = re.sub(r"^evaluations\b", "tasks", name.strip("[]"))  # they have the tables of tasks
     path, _, key = name.rpartition(".")
-    whole = [table for table in tables if _is_called(table.name, name)]
-    parts = [
-        replace(table, settings=tuple(setting for setting in table.settings if setting.key == key))
-        for table in tables
-        if not path or _is_called(table.name, path)
-    ]
-    return whole or [table for table in parts if table.settings]
+    if whole := [table for table in tables if _is_called(table.name, name)]:
+        return whole
+    parts = [_only(table, key) for table in tables if not path or _is_called(table.name, path)]
+    return list(filter(attrgetter("settings"), parts))
+
+
+def _only(table: "SettingsTable", key: str) -> "SettingsTable":
+    return replace(table, settings=tuple(setting for setting in table.settings if setting.key == key))
 
 
 def _removed(name: str, tables: "Sequence[SettingsTable]") -> str | None:

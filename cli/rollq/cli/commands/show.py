@@ -16,6 +16,7 @@ from rollq.cli.options import connection_options, file_and
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
     from rollq.buffer.calls.group_details import FoundGroup
+    from rollq.buffer.calls.replies.tasks import Counts
     from rollq.cli.groups.left import LeftGroups
 
 WIDTH = 100
@@ -103,10 +104,14 @@ def _numbered(buffer: "Buffer", left: "LeftGroups", tasks: Sequence[str], group_
         raise RollqError(f"group {group_id} of {tasks[0]} was never admitted: the task has had groups 1 to {admitted}")
     if groups := left.look(tasks[0], group_id):
         return groups
-    dropped = ", ".join(f"{count} {reason}" for reason, count in counts.dropped.items() if count) or "none"
     raise RollqError(
-        f"group {group_id} of {tasks[0]} has left the buffer: it was trained or dropped (so far: {dropped}){left.where}"
+        f"group {group_id} of {tasks[0]} has left the buffer: it was trained or dropped (so far: "
+        f"{_dropped(counts)}){left.where}"
     )
+
+
+def _dropped(counts: "Counts") -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in counts.dropped.items() if count) or "none"
 
 
 def _newest(buffer: "Buffer", tasks: Sequence[str], status: Status) -> "list[FoundGroup]":

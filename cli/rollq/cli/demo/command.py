@@ -54,9 +54,7 @@ class NothingLearned(RollqError):
 @click.option("--out", type=click.Path(path_type=Path), help="New folder for all files.  [default: rollq-demo-<time>]")
 @click.option("--steps", type=click.IntRange(1), help="Train steps.  [default: 150; smollm2: 15]")
 @click.option(
-    "--minutes",
-    type=click.FloatRange(0.5),
-    help="Fit the steps into about this time; never too few to learn.",
+    "--minutes", type=click.FloatRange(0.5), help="Fit the steps into about this time; never too few to learn."
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of a new model, the prompts and sampling.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="Custom prompts (JSONL), judged by the last number.")

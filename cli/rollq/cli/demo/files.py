@@ -174,12 +174,7 @@ def _problem(columns: Columns, line: bytes) -> str | None:
 
 
 def user_task(
-    folder: DemoFolder,
-    rows: Sequence[bytes],
-    prompt_field: str,
-    answer_field: str,
-    seed: int,
-    model: DemoModel = TINY,
+    folder: DemoFolder, rows: Sequence[bytes], prompt_field: str, answer_field: str, seed: int, model: DemoModel = TINY
 ) -> DemoTask:
     """Write a user's rows into the folder, with up to `HELD_OUT_ROWS` random rows held out, and return their task."""
     held_out = set(random.Random(seed).sample(range(len(rows)), min(HELD_OUT_ROWS, len(rows) // 2)))

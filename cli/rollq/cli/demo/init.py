@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,14 +29,31 @@ def init(folder: Path, env: str | None) -> None:
     """
     from rollq.cli.demo.init_files import ARCHIVE, files
 
-    missing = [name for name in ("torch", "transformers", "pyarrow") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"`rollq init` needs the packages {', '.join(missing)}: pip install 'rollq[demo]'")
+    _check_packages()
     if env is not None:
         _check_environment(env, folder.absolute())
     contents = files(_run_name(folder), env)
     if existing := [name for name in (*contents, MODEL, ARCHIVE) if (folder / name).exists()]:
         raise ConfigError(f"{str(folder)!r} already has {', '.join(existing)}; name another folder")
+    _write(folder, contents)
+    enter = "" if folder.absolute() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
+    click.echo(
+        f"wrote {', '.join((*contents, MODEL, ARCHIVE))} to {folder.absolute()}; next:\n"
+        f"  {'edit prompts.jsonl and rewards.py, later' if env is None else 'replace'} the model in rollq.toml\n"
+        f"  {enter}rollq try   a few prompts with their answers and rewards, without a server\n"
+        f"  {enter}rollq up    all roles on this machine, until the trainer has finished"
+    )
+
+
+def _check_packages() -> None:
+    missing = [name for name in ("torch", "transformers", "pyarrow") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"`rollq init` needs the packages {', '.join(missing)}: pip install 'rollq[demo]'")
+
+
+def _write(folder: Path, contents: Mapping[str, str]) -> None:
+    from rollq.cli.demo.init_files import ARCHIVE
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
@@ -44,13 +62,6 @@ def init(folder: Path, env: str | None) -> None:
         _make_model(folder / MODEL)
     except OSError as error:
         raise ConfigError(f"{str(folder)!r} cannot be written: {error}") from None
-    enter = "" if folder.absolute() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
-    click.echo(
-        f"wrote {', '.join((*contents, MODEL, ARCHIVE))} to {folder.absolute()}; next:\n"
-        f"  {'edit prompts.jsonl and rewards.py, later' if env is None else 'replace'} the model in rollq.toml\n"
-        f"  {enter}rollq try   a few prompts with their answers and rewards, without a server\n"
-        f"  {enter}rollq up    all roles on this machine, until the trainer has finished"
-    )
 
 
 def _check_environment(env: str, folder: Path) -> None:

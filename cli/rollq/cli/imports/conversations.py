@@ -37,13 +37,17 @@ def first_turn(messages: Any) -> int | None:
 def check_conversation(messages: Sequence[Any], tools: Any) -> None:
     """Raise `ValueError` for messages and tools that no chat template renders."""
     for index, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ValueError(f"message {index} is {message!r:.80}, expected an object with a role")
-        content, calls = message.get("content"), message.get("tool_calls")
-        if not isinstance(content, str | list) and not (content is None and calls):
-            raise ValueError(f"message {index}: content is {content!r:.80}, expected a string")
+        _check_message(index, message)
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise ValueError(f"field 'tools' is {tools!r:.80}, expected a list of objects")
+
+
+def _check_message(index: int, message: Any) -> None:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise ValueError(f"message {index} is {message!r:.80}, expected an object with a role")
+    content, calls = message.get("content"), message.get("tool_calls")
+    if not isinstance(content, str | list) and not (content is None and calls):
+        raise ValueError(f"message {index}: content is {content!r:.80}, expected a string")
 
 
 def conversation_sample(

@@ -98,7 +98,7 @@ class FinishedRows:
                     )
 
     def _written(self, row: Mapping[str, Any]) -> FinishedGroup:
-        if all(row.get(name) is None for name in RESPONSES) and (first := first_turn(row.get("messages"))) is not None:
+        if _first_given(row, RESPONSES) is None and (first := first_turn(row.get("messages"))) is not None:
             return self._conversation(row, first)
         columns = Columns.from_task(self.task)
         field, responses = _responses(row)
@@ -113,8 +113,7 @@ class FinishedRows:
         if look_up(rest, columns.answer_field, None) is None:  # nobody judges
             columns = replace(columns, answer_field="")
         prompt, images = columns.prompt(rest)
-        if images:
-            raise ValueError("the prompt has images, which only `Buffer.insert` takes")
+        _check_no_images(images)
         ids = prompt_tokens(prompt, tokenizer_of(self.tokenizer, self.task.template_options))
         samples = [
             self._sample(index, ids, *values)
@@ -134,8 +133,7 @@ class FinishedRows:
         rest = {name: value for name, value in row.items() if name not in REWARDS}
         columns = replace(Columns.from_task(self.task), prompt_field="messages", answer_field="", reply_prefix="")
         prompt, images = columns.prompt({**rest, "messages": messages[:first]})
-        if images:
-            raise ValueError("the prompt has images, which only `Buffer.insert` takes")
+        _check_no_images(images)
         if isinstance(prompt.content, str):
             raise ValueError("field 'messages' must be a list of messages")
         tokenizer = tokenizer_of(self.tokenizer, self.task.template_options)
@@ -268,9 +266,19 @@ def _prompt_of(row: Mapping[str, Any]) -> Prompt:
         raise ValueError(str(error)) from None
 
 
+def _check_no_images(images: Sequence[Any]) -> None:
+    if images:
+        raise ValueError("the prompt has images, which only `Buffer.insert` takes")
+
+
+def _first_given(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The first of the fields `names` that a row has."""
+    return next((name for name in names if row.get(name) is not None), None)
+
+
 def _responses(row: Mapping[str, Any]) -> tuple[str, Sequence[Any]]:
     """The field with the responses, and one item for each response: a string, or token ids."""
-    field = next((name for name in RESPONSES if row.get(name) is not None), None)
+    field = _first_given(row, RESPONSES)
     if field is None:
         raise ValueError(f"no field {', '.join(map(repr, RESPONSES))}; the row has {sorted(row)[:20]}")
     value = row[field]
@@ -286,7 +294,8 @@ def _is_flat(value: Any) -> bool:
 
 
 def _rewards(row: Mapping[str, Any], size: int, default: float | None) -> Sequence[float]:
-    value = next((row[name] for name in REWARDS if row.get(name) is not None), default)
+    field = _first_given(row, REWARDS)
+    value = default if field is None else row[field]
     if value is None:
         raise ValueError("no field 'reward' or 'rewards'; --reward gives one to samples that have none")
     rewards = value if isinstance(value, list) else [value] * size

@@ -161,9 +161,13 @@ def reference() -> list[SettingsTable]:
         elif model is EvaluationSettings:
             tables.append(SettingsTable(name, _about_evaluations(), ()))
         else:
-            fields = {key: field for key, field in model.model_fields.items() if field.annotation not in _MODELS}
-            tables.append(SettingsTable(name, getdoc(model) or "", tuple(_settings(name, fields)), _removed(model)))
+            tables.append(_table(name, model))
     return tables
+
+
+def _table(name: str, model: type[BaseModel]) -> SettingsTable:
+    fields = {key: field for key, field in model.model_fields.items() if field.annotation not in _MODELS}
+    return SettingsTable(name, getdoc(model) or "", tuple(_settings(name, fields)), _removed(model))
 
 
 def engine_reference() -> list[SettingsTable]:
@@ -226,10 +230,13 @@ def _settings(table: str, fields: Mapping[str, FieldInfo]) -> Iterator[Setting]:
     common = fields.keys() - RARE_OF_TASKS if table == TASK else COMMON.get(table, "").split()
     experimental = EXPERIMENTAL[table].split() or list(fields) if table in EXPERIMENTAL else []
     for key, given in fields.items():
-        unit = next((f", {unit}" for end, unit in UNITS.items() if key.endswith(end)), "")
-        kind = f"{_kind(given.annotation)}{_bounds(given.metadata)}{unit}"
+        kind = f"{_kind(given.annotation)}{_bounds(given.metadata)}{_unit(key)}"
         meaning = f"{'experimental: ' if key in experimental else ''}{given.description or ''}"
         yield Setting(table, key, kind, _default(given), meaning, key in common)
+
+
+def _unit(key: str) -> str:
+    return next((f", {unit}" for end, unit in UNITS.items() if key.endswith(end)), "")
 
 
 def _kind(annotation: Any) -> str:
@@ -238,14 +245,22 @@ def _kind(annotation: Any) -> str:
     if origin is Annotated:
         return _kind(arguments[0])
     if origin is Literal:
-        return " or ".join(f'"{value}"' for value in arguments)
+        return " or ".join(map('"{}"'.format, arguments))
     if origin in (Union, UnionType):
         return " or ".join(_kind(argument) for argument in arguments if argument is not type(None))
     if origin is tuple:
-        if arguments[-1] is Ellipsis:
-            return f"list of {_kind(arguments[0])}"
-        return f"[{', '.join(map(_kind, arguments))}]"
-    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        return _tuple_kind(*arguments)
+    return "table" if origin is dict else _class_kind(annotation)
+
+
+def _tuple_kind(*items: Any) -> str:
+    if items[-1] is Ellipsis:
+        return f"list of {_kind(items[0])}"
+    return f"[{', '.join(map(_kind, items))}]"
+
+
+def _class_kind(annotation: Any) -> str:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "table"
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return " or ".join(f'"{member.value}"' for member in annotation)

@@ -5,12 +5,13 @@ import re
 import secrets
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -147,31 +148,32 @@ def check_weights(folders: Sequence[Path]) -> None:
 def tables(results: Sequence[Evaluated], evaluations: Sequence[str]) -> Iterator[str]:
     """A table for each evaluation: a row for each folder of weights. Data sources have tables too."""
     for name in evaluations:
-        prefix = f"eval/{name}/"
-        by_folder = [
-            {key.removeprefix(prefix): value for key, value in result.metrics.items() if key.startswith(prefix)}
-            for result in results
-        ]
-        counts = (_COUNT.fullmatch(key) for metrics in by_folder for key in metrics)
-        parts = sorted({found[1] for found in counts if found})
+        by_folder = [_below(f"eval/{name}/", result.metrics) for result in results]
+        counts = map(_COUNT.fullmatch, chain.from_iterable(by_folder))
         yield name
         yield from _table(results, by_folder, "")
-        for source in parts:
+        for source in sorted({found[1] for found in counts if found}):
             yield f"{name}, {source}"
             yield from _table(results, by_folder, f"source/{source}/")
 
 
+def _below(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    return {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
+
+
 def _table(results: Sequence[Evaluated], by_folder: Sequence[dict[str, float]], prefix: str) -> Iterator[str]:
-    rows = [
-        {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
-        for metrics in by_folder
-    ]
-    found = {key: None for row in rows for key in row if not key.startswith(("source/", "reward_"))}
-    columns = [key for key in _LEADING if key in found] + [key for key in found if key not in _LEADING]
+    rows = [_below(prefix, metrics) for metrics in by_folder]
+    columns = _columns(rows)
     cells = [["weights", *columns]]
     for result, row in zip(results, rows, strict=True):
         cells.append([result.folder.name, *(_cell(row.get(column)) for column in columns)])
     yield from ("  " + line for line in aligned(cells))
+
+
+def _columns(rows: Iterable[dict[str, float]]) -> list[str]:
+    """The metrics in rows, the leading ones first."""
+    found = dict.fromkeys(key for key in chain.from_iterable(rows) if not key.startswith(("source/", "reward_")))
+    return sorted(found, key=lambda key: _LEADING.index(key) if key in _LEADING else len(_LEADING))
 
 
 def _cell(value: float | None) -> str:
@@ -192,15 +194,15 @@ def plot(results: Sequence[Evaluated], evaluations: Sequence[str], path: Path) -
 
     figure = Figure(figsize=(9.0, 4.5), layout="constrained")
     axes = figure.subplots()
-    steps = [result.step for result in results]
-    by_step = None not in steps and len(set(steps)) == len(steps)
-    places = [step or 0 for step in steps] if by_step else list(range(len(results)))
+    steps = [result.step for result in results if result.step is not None]
+    by_step = len(set(steps)) == len(results)
+    places = steps if by_step else list(range(len(results)))
     order = sorted(range(len(results)), key=places.__getitem__)
     for key in _drawn(results, evaluations):
         values = [results[index].metrics.get(key, float("nan")) for index in order]
         axes.plot([places[index] for index in order], values, marker="o", label=key.removeprefix("eval/"))
     if not by_step:
-        axes.set_xticks(range(len(results)), [result.folder.name for result in results], rotation=30, ha="right")
+        axes.set_xticks(places, [result.folder.name for result in results], rotation=30, ha="right")
     axes.set_xlabel("train step" if by_step else "weights")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

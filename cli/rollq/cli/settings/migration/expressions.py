@@ -106,10 +106,7 @@ BINARY: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Pow: _power,
     ast.BitOr: _or,
 }
-UNARY: Final[Mapping[type[ast.unaryop], Callable[[Any], Any]]] = {
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-}
+UNARY: Final[Mapping[type[ast.unaryop], Callable[[Any], Any]]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
 
 
 def _equal(left: Any, right: Any) -> Any:
@@ -304,22 +301,11 @@ def _joined(owner: Any, *arguments: Any) -> Any:
     return joined("", [sign for item in arguments[0] for sign in (owner, item)][1:])
 
 
+_OF_TEXT: Final = (
+    "lower", "upper", "strip", "lstrip", "rstrip", "split", "startswith", "endswith", "removesuffix", "removeprefix",
+)  # fmt: skip
 METHODS: Final[Mapping[str, Callable[..., Any]]] = {
-    **{
-        name: _of_text(name)
-        for name in (
-            "lower",
-            "upper",
-            "strip",
-            "lstrip",
-            "rstrip",
-            "split",
-            "startswith",
-            "endswith",
-            "removesuffix",
-            "removeprefix",
-        )
-    },
+    **{name: _of_text(name) for name in _OF_TEXT},
     "join": _joined,
     "get": _get,
     "items": _of_dictionary(dict.items),

@@ -18,16 +18,7 @@ from rollq.cli.settings.migration.expressions import (
     with_keys,
 )  # fmt: skip
 from rollq.cli.settings.migration.python_state import Scope, State, either
-from rollq.cli.settings.migration.values import (
-    REST,
-    Made,
-    Named,
-    Placeholder,
-    Several,
-    Unknown,
-    is_known,
-    shown,
-)
+from rollq.cli.settings.migration.values import REST, Made, Named, Placeholder, Several, Unknown, is_known, shown
 
 MOST_NODES: Final = 300_000
 LONGEST_LOOP: Final = 100

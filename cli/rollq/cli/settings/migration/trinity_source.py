@@ -16,25 +16,25 @@ class Source:
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.root = Given("Config", data, "")
-        self.algorithm = self._below(self.root, "algorithm", "AlgorithmConfig")
-        self.model = self._below(self.root, "model", "ModelConfig")
-        self.tinker = self._below(self.model, "tinker", "TinkerConfig")
-        self.external = self._below(self.model, "external_model", "ExternalModelConfig")
-        self.buffer = self._below(self.root, "buffer", "BufferConfig")
-        self.explorer = self._below(self.root, "explorer", "ExplorerConfig")
-        self.engine = self._below(self.explorer, "rollout_model", "InferenceModelConfig")
-        self.timeout = self._below(self.explorer, "dynamic_timeout", "DynamicTimeoutConfig")
-        self.trainer = self._below(self.root, "trainer", "TrainerConfig")
+        self.algorithm = below(self.root, "algorithm", "AlgorithmConfig")
+        self.model = below(self.root, "model", "ModelConfig")
+        self.tinker = below(self.model, "tinker", "TinkerConfig")
+        self.external = below(self.model, "external_model", "ExternalModelConfig")
+        self.buffer = below(self.root, "buffer", "BufferConfig")
+        self.explorer = below(self.root, "explorer", "ExplorerConfig")
+        self.engine = below(self.explorer, "rollout_model", "InferenceModelConfig")
+        self.timeout = below(self.explorer, "dynamic_timeout", "DynamicTimeoutConfig")
+        self.trainer = below(self.root, "trainer", "TrainerConfig")
         self.verl = Verl(self.trainer)
         self.optimizer = self._optimizer()
-        self.sync = self._below(self.root, "synchronizer", "SynchronizerConfig")
-        self.monitor = self._below(self.root, "monitor", "MonitorConfig")
-        self.input = self._below(self.buffer, "explorer_input", "ExplorerInput")
-        self.trainer_input = self._below(self.buffer, "trainer_input", "TrainerInput")
-        self.experience = self._below(self.trainer_input, "experience_buffer", "ExperienceBufferConfig")
-        self.replay = self._below(self.experience, "replay_buffer", "ReplayBufferConfig")
-        processor = self._below(self.root, "data_processor", "DataProcessorConfig")
-        self.pipeline = self._below(processor, "experience_pipeline", "ExperiencePipelineConfig")
+        self.sync = below(self.root, "synchronizer", "SynchronizerConfig")
+        self.monitor = below(self.root, "monitor", "MonitorConfig")
+        self.input = below(self.buffer, "explorer_input", "ExplorerInput")
+        self.trainer_input = below(self.buffer, "trainer_input", "TrainerInput")
+        self.experience = below(self.trainer_input, "experience_buffer", "ExperienceBufferConfig")
+        self.replay = below(self.experience, "replay_buffer", "ReplayBufferConfig")
+        processor = below(self.root, "data_processor", "DataProcessorConfig")
+        self.pipeline = below(processor, "experience_pipeline", "ExperiencePipelineConfig")
         self.all = [
             self.algorithm, self.optimizer, self.model, self.tinker, self.external, self.buffer, self.explorer,
             self.engine, self.timeout, self.trainer, self.sync, self.monitor, self.input, self.trainer_input,
@@ -43,16 +43,18 @@ class Source:
 
     def _optimizer(self) -> Given:
         """The settings of the optimizer: verl's own settings if there are any, otherwise `algorithm.optimizer`."""
-        given = self._below(self.algorithm, "optimizer", "OptimizerConfig")
+        given = below(self.algorithm, "optimizer", "OptimizerConfig")
         self.replaced = {name: given.fields[name] for name in self.verl.optimizer if name in given.fields}
         where = given.where if given.fields else self.verl.where_of_optimizer
         return Given(given.group, {**given.fields, **self.verl.optimizer}, where)
 
-    def _below(self, owner: Given, name: str, group: str) -> Given:
-        value = owner.fields.get(name)
-        if isinstance(value, dict):
-            owner.taken.add(name)
-        return Given(group, value if isinstance(value, dict) else {}, f"{owner.where}{name}.")
+
+def below(owner: Given, name: str, group: str) -> Given:
+    """The settings of a table in `owner`, none if it is not a table."""
+    value = owner.fields.get(name)
+    if isinstance(value, dict):
+        owner.taken.add(name)
+    return Given(group, value if isinstance(value, dict) else {}, f"{owner.where}{name}.")
 
 
 def text_of(value: Any, default: str = "") -> str:

@@ -5,9 +5,10 @@ from typing import Any, Final
 
 from rollq.cli.settings.migration.arguments import Arguments
 from rollq.cli.settings.migration.conversion import Conversion, Given
-from rollq.cli.settings.migration.names import dotted, plain_name
+from rollq.cli.settings.migration.names import dotted
 from rollq.cli.settings.migration.readings import a_text
 from rollq.cli.settings.migration.trinity_algorithm import Algorithm
+from rollq.cli.settings.migration.trinity_source import below
 from rollq.cli.settings.migration.values import Placeholder
 from rollq.cli.settings.migration.written import Path as Place
 
@@ -56,11 +57,11 @@ def convert_taskset(
 ) -> Place:
     """Convert one table of a task or an evaluation. Returns its place."""
     setting = "taskset" if root == "tasks" else "eval_tasksets"
-    at = (root, _name(run, a_text(table.get("name")) or setting.removesuffix("s")))
+    at = (root, run.written.free_name(a_text(table.get("name")) or setting.removesuffix("s")))
     given = Given("TasksetConfig", table, f"{owner.where}{setting}[{at[1]}].")
-    form = _below(given, "format", "FormatConfig")
-    sampling = _below(given, "rollout_args", "GenerationConfig")
-    selector = _below(given, "data_selector" if "data_selector" in given else "task_selector", "DataSelectorConfig")
+    form = below(given, "format", "FormatConfig")
+    sampling = below(given, "rollout_args", "GenerationConfig")
+    selector = below(given, "data_selector" if "data_selector" in given else "task_selector", "DataSelectorConfig")
     run.take(given, "name")
     _prompts(run, given, at)
     _size(run, given, at, algorithm)
@@ -77,7 +78,7 @@ def convert_taskset(
 
 def offline_task(run: Conversion, buffer: Given, algorithm: Algorithm, limits: Limits) -> Place:
     """The task of a run whose samples come from a file."""
-    at = ("tasks", _name(run, str(buffer.fields.get("name") or "samples")))
+    at = ("tasks", run.written.free_name(str(buffer.fields.get("name") or "samples")))
     if algorithm.kind in ("sft", "cpt", "dpo"):
         run.set("tasks.NAME.offline", True, at, "fill it with `rollq import`")
         run.set("trainer.loss.sft", {at[1]: 1.0}, note=_PAIRS if algorithm.kind == "dpo" else "")
@@ -89,21 +90,6 @@ def offline_task(run: Conversion, buffer: Given, algorithm: Algorithm, limits: L
     run.set("tasks.NAME.max_tokens", limits.response, at)
     run.set("tasks.NAME.rows.max_prompt_tokens", limits.prompt, at)
     return at
-
-
-def _below(owner: Given, name: str, group: str) -> Given:
-    value = owner.fields.get(name)
-    if isinstance(value, dict):
-        owner.taken.add(name)
-    return Given(group, value if isinstance(value, dict) else {}, f"{owner.where}{name}.")
-
-
-def _name(run: Conversion, title: str) -> str:
-    name = plain_name(title)
-    names = {path[1] for path in run.written.values if path[0] in ("tasks", "evaluations")}
-    while name in names:
-        name += "-2"
-    return name
 
 
 def _prompts(run: Conversion, given: Given, at: Place) -> None:

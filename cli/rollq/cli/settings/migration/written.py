@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import PurePath
 from typing import Any, Final
 
+from rollq.cli.settings.migration.names import plain_name
 from rollq.cli.settings.task_tables import MAIN, SUBTABLES
 from rollq.consumer.settings import TrainerSettings
 from rollq.workers.settings import WorkerSettings
@@ -86,6 +87,13 @@ class Written:
         paths = sorted((path for path in self.values if _table(path) == table), key=_rank)
         keys = [line for path in paths for line in self._lines(path, ".".join(map(_key, path[len(table) :])))]
         return ["", f"[{'.'.join(map(_key, table))}]", *keys]
+
+    def free_name(self, title: str) -> str:
+        """A name like `title` that no task or evaluation has yet."""
+        name, names = plain_name(title), {path[1] for path in self.values if path[0] in ("tasks", "evaluations")}
+        while name in names:
+            name += "-2"
+        return name
 
     def tasks(self) -> list[Path]:
         """The places of the tasks."""

@@ -4,7 +4,7 @@ import re
 from typing import Any, Final
 
 from rollq.cli.settings.migration.conversion import UNREAD, Conversion, Given
-from rollq.cli.settings.migration.names import dotted, plain_name
+from rollq.cli.settings.migration.names import dotted
 from rollq.cli.settings.migration.table import system
 from rollq.cli.settings.migration.values import REST, Made, Named, Placeholder, Several, Unknown, are_all
 from rollq.cli.settings.migration.xtuner_judges import convert_judge
@@ -74,11 +74,7 @@ def convert_evaluation(run: Conversion, spec: Made) -> None:
 def _name(run: Conversion, task: Given, root: str) -> str:
     """A name that no other task or evaluation has."""
     given = run.word(task, "task_name")
-    name = plain_name(given) if isinstance(given, str) else root.removesuffix("s")
-    names = {path[1] for path in run.written.values if path[0] in ("tasks", "evaluations")}
-    while name in names:
-        name += "-2"
-    return name
+    return run.written.free_name(given if isinstance(given, str) else root.removesuffix("s"))
 
 
 def _group(run: Conversion, task: Given, at: Place) -> None:
