@@ -20,9 +20,9 @@ class Rates:
     `groups` counts attempts that workers have put, and `tokens` their new tokens. `trained`, `failed`, `filtered` and
     `expired` count groups. The mean times of groups are in seconds: `queued_s` from admission to the first lease,
     `worked_s` with a worker, for generation and judging, and `waited_s` until the trainer takes the group; a time is
-    None while no group gets there. `waited_s` is computed by Little's law: the mean number of waiting groups, divided
-    by the rate at which they leave. `staleness` is the mean over trained groups of the oldest token's staleness, in
-    train steps.
+    None while no group reaches its end. `waited_s` is computed by Little's law: the mean number of waiting groups,
+    divided by the rate at which they leave. `staleness` is the mean over trained groups of the oldest token's
+    staleness, in train steps.
     """
 
     seconds: float

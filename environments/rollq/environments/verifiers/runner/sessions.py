@@ -14,7 +14,7 @@ WAIT_S = 30.0
 PAUSE_S = 2.0
 """Pause between requests to a gateway that does not answer."""
 TRIES = 5
-"""Timeout of sending an outcome."""
+"""How many times an outcome is sent before it is given up."""
 
 Play = Callable[[Mapping[str, Any]], Awaitable[Outcome]]
 
