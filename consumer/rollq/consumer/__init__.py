@@ -50,12 +50,7 @@ if TYPE_CHECKING:
     from rollq.consumer.claims.stream import BatchStream
     from rollq.consumer.consumer import Consumer
     from rollq.consumer.losses.settings import LossSettings
-    from rollq.consumer.objective.policy_loss import (
-        OtherLogprobs,
-        leave_out_absent,
-        policy_loss,
-        sum_gradients,
-    )
+    from rollq.consumer.objective.policy_loss import OtherLogprobs, leave_out_absent, policy_loss, sum_gradients
     from rollq.consumer.objective.teacher import teacher_logprobs, teacher_top_logprobs
     from rollq.consumer.settings import ConsumerSettings
     from rollq.consumer.trainer.expert_replay import replay_experts

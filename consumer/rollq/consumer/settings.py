@@ -81,8 +81,7 @@ class ClientSettings(Settings):
         description="publish a complete copy every n-th time, with deltas in between; 1: always complete",
     )
     publish_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        default=None,
-        description="dtype of published weights, except for folders; default: the model's dtype",
+        default=None, description="dtype of published weights, except for folders; default: the model's dtype"
     )
     max_file_bytes: int = Field(
         default=MAX_FILE_BYTES,

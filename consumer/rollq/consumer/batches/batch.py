@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import starmap
 from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from rollq.buffer.rewards.credit import StepKind
 from rollq.buffer.rules.shards import task_of
 from rollq.buffer.values.rollouts import BoolArray, Float32Array, Group, Sample
 from rollq.buffer.values.sample_numbers import Numbers
+from rollq.buffer.wire.sample_rows import SampleRows
 from rollq.consumer.batches import packing
 from rollq.consumer.batches.content import BatchContent, HeldGroups, Reader
 from rollq.consumer.batches.group_columns import (
@@ -107,11 +109,10 @@ class Batch:
         part, and `before` is the content of its first groups. Raises `InvalidGroup` for a segment of a group in memory
         that `check_group` would refuse, and the exceptions of `reader`.
         """
-        source = reader or HeldGroups(cast("Sequence[Group]", groups))
+        source, settings = reader or HeldGroups(cast("Sequence[Group]", groups)), settings or AdvantageSettings()
         rows = source.rows()
-        settings = settings or AdvantageSettings()
         staleness = [TokenStaleness(step)] * len(groups) if staleness is None else staleness
-        valid = np.array([reward is not None for of_group in rows for reward in of_group.rewards], dtype=np.bool_)
+        valid = _valid(rows)
         trained = np.where(valid, trained_rewards(groups, rows), np.float32(0))
         content = BatchContent(rows, valid, staleness, source.read, before)
         if reader is None:
@@ -128,17 +129,17 @@ class Batch:
             rewards=trained,
             valid=valid,
             advantages=pipeline_advantages(computed, groups, content.sample_groups, valid),
-            group_counts=tuple([counts_of(of_group, ages) for of_group, ages in zip(rows, staleness, strict=True)]),
+            group_counts=tuple(starmap(counts_of, zip(rows, staleness, strict=True))),
             part=tuple(range(len(groups))),
             advantage_settings=settings,
-            ends=(*[end for end in ends if end < len(groups)], len(groups)),
+            ends=(*filter(len(groups).__gt__, ends), len(groups)),
             rank=rank,
             world_size=world_size,
             reduction=reduction,
             claim_round=claim_round,
             numbers=tuple([of_group.numbers for of_group in rows]),
-            uses=np.array([group.uses if isinstance(group, ClaimedGroup) else 0 for group in groups], np.int64),
-            probabilities=np.array([probability_of(group) for group in groups], np.float64),
+            uses=np.array(list(map(_uses, groups)), np.int64),
+            probabilities=np.array(list(map(probability_of, groups)), np.float64),
         )
 
     @property
@@ -364,3 +365,11 @@ class Batch:
             return np.asarray(per_token * weight, np.float32)
         advantage = self.advantages[self.content.sequence_samples[sequence]] * weight
         return np.full(self.lengths[sequence], advantage, np.float32)
+
+
+def _valid(rows: Sequence[SampleRows]) -> BoolArray:
+    return np.array([reward is not None for of_group in rows for reward in of_group.rewards], dtype=np.bool_)
+
+
+def _uses(group: Group | ClaimedGroup) -> int:
+    return group.uses if isinstance(group, ClaimedGroup) else 0

@@ -4,6 +4,7 @@ A rank has the groups of its share from the start. Other data, such as a sequenc
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Protocol, TypeVar, overload
 
 import numpy as np
@@ -94,7 +95,7 @@ class BatchContent:
         self.sequence_groups: npt.NDArray[np.int64] = np.repeat(np.arange(len(rows)), sequences)
         segments = [len(lengths) for of_group in rows for lengths in of_group.lengths]
         self.sequence_samples: npt.NDArray[np.int64] = np.repeat(np.arange(len(segments)), segments)
-        tokens = [np.sum([*row.loss_tokens.values(), [0] * len(row.rewards)], axis=0, dtype=np.int64) for row in rows]
+        tokens = map(_loss_tokens, rows)
         self.sample_tokens: npt.NDArray[np.int64] = np.concatenate([np.zeros(0, np.int64), *tokens])
         self.groups = OnDemand(len(rows), self._groups_at)
         self.samples = OnDemand(sum(samples), self._samples_at)
@@ -110,13 +111,17 @@ class BatchContent:
         new = sorted(self._groups.keys() - self._sequences.keys())
         if not new:
             return
-        samples = [slice(self._first_sample[index], self._first_sample[index + 1]) for index in new]
-        valid = np.concatenate([self._valid[span] for span in samples])
-        groups, starts = [self._groups[index] for index in new], [span.start for span in samples]
-        made = iter(token_sequences(groups, valid, [self._staleness[index] for index in new], starts))
+        made = iter(self._made(new))
         for index in new:
             count = self._first_sequence[index + 1] - self._first_sequence[index]
-            self._sequences[index] = tuple([next(made) for _ in range(count)])
+            self._sequences[index] = tuple(islice(made, int(count)))
+
+    def _made(self, indices: Sequence[int]) -> Sequence[TokenSequence]:
+        """The sequences of these groups, one group after another."""
+        samples = [slice(self._first_sample[index], self._first_sample[index + 1]) for index in indices]
+        valid = np.concatenate([self._valid[span] for span in samples])
+        groups, starts = [self._groups[index] for index in indices], [span.start for span in samples]
+        return token_sequences(groups, valid, [self._staleness[index] for index in indices], starts)
 
     def _groups_at(self, indices: Sequence[int]) -> list[Group]:
         if missing := sorted(set(indices) - self._groups.keys()):
@@ -142,3 +147,11 @@ class BatchContent:
 def _starts(counts: Sequence[int]) -> list[int]:
     """The start of each run of items, and the end of the last."""
     return [0, *np.cumsum(counts, dtype=np.int64).tolist()]
+
+
+def _loss_tokens(rows: SampleRows) -> npt.NDArray[np.int64]:
+    """Tokens of each sample that the loss counts."""
+    tokens: npt.NDArray[np.int64] = np.sum(
+        [*rows.loss_tokens.values(), [0] * len(rows.rewards)], axis=0, dtype=np.int64
+    )
+    return tokens

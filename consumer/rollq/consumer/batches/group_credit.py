@@ -3,6 +3,9 @@
 Invariant: samples are compared only within their group, so a sequence gets the same advantages on any rank.
 """
 
+from collections.abc import Iterator
+from itertools import chain
+
 import numpy as np
 
 from rollq.buffer.errors import InvalidGroup
@@ -25,15 +28,7 @@ def group_credit(
             f"{_name(group)} has rewards of a pipeline, which apply to whole samples: set credit = "
             '"sample" in [trainer]'
         )
-    samples = Samples.of(group.samples)
-    chosen = [
-        (
-            [segment for segment in segments if len(segment.prompt_ids) + len(segment.response_ids)],
-            status is not SampleStatus.FAILED,
-        )
-        for segments, status, is_valid in zip(samples.segments, samples.statuses, valid, strict=True)
-        if is_valid
-    ]
+    chosen = list(_chosen(Samples.of(group.samples), valid))
     read = [segments for segments, is_read in chosen if is_read]
     advantages_read = token_advantages(
         [_rewards(group, segments) for segments in read],
@@ -42,16 +37,22 @@ def group_credit(
         settings,
         discount=discount,
     )
-    unread = iter(advantages_read)
-    return [
-        of_segment
-        for segments, is_read in chosen
-        for of_segment in _by_segment(segments, next(unread) if is_read else np.zeros(_tokens(segments), np.float32))
-    ]
+    computed = iter(advantages_read)
+    by_sample = (next(computed) if is_read else np.zeros(_tokens(segments), np.float32) for segments, is_read in chosen)
+    segments_of = (segments for segments, _ in chosen)
+    return list(chain.from_iterable(map(_by_segment, segments_of, by_sample)))
 
 
 def _tokens(segments: list[Segment]) -> int:
     return sum(len(segment.response_ids) for segment in segments)
+
+
+def _chosen(samples: Samples, valid: BoolArray) -> Iterator[tuple[list[Segment], bool]]:
+    """The segments with tokens of each valid sample, and whether it could be read."""
+    for segments, status, is_valid in zip(samples.segments, samples.statuses, valid, strict=True):
+        if is_valid:
+            with_tokens = [segment for segment in segments if len(segment.prompt_ids) + len(segment.response_ids)]
+            yield with_tokens, status is not SampleStatus.FAILED
 
 
 def _by_segment(segments: list[Segment], values: Float32Array) -> list[Float32Array]:

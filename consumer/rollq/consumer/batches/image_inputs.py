@@ -28,7 +28,7 @@ class ImageInputs:
         for a file that cannot be read, or differs from the engine's; `InvalidGroup` for tokens of images in a sequence
         without any.
         """
-        chosen = [batch.sequences[index] for index in micro.sequences]
+        chosen = map(batch.sequences.__getitem__, micro.sequences)
         rows = [sequence for sequence in chosen if self._processor.image_token_id in sequence.ids]
         if not rows:
             return replace(micro, lacks_images=False)

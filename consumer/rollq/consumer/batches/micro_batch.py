@@ -99,7 +99,7 @@ def assemble(
     """
     rows = [sequences[index] for index in chosen] or [_BLANK]
     row_advantages = advantages if chosen else [np.zeros(1, np.float32)]
-    tasks = list(task_counts)
+    task_ids = _task_indices(rows, task_counts) if chosen else [-1]
     layout = _Layout(rows, padded)
     return MicroBatch(
         input_ids=layout.tensor(_joined(rows, "ids").astype(np.int64)),
@@ -115,8 +115,8 @@ def assemble(
         sample_loss_tokens=layout.spread(_values(rows, "sample_loss_tokens"), np.float32),
         sequence_index=layout.spread(list(chosen) or [-1], np.int64, fill=-1),
         sample_index=layout.spread(_values(rows, "sample"), np.int64, fill=-1),
-        task_index=layout.spread([tasks.index(task_of(row.task)) if chosen else -1 for row in rows], np.int64, fill=-1),
-        arrays={} if all(row.is_masked for row in rows) else {n: layout.tensor(_named_array(rows, n)) for n in arrays},
+        task_index=layout.spread(task_ids, np.int64, fill=-1),
+        arrays=_arrays(layout, rows, arrays),
         sequences=tuple(chosen),
         task_counts=task_counts,
         loss_scale=loss_scale,
@@ -181,6 +181,18 @@ def _values(rows: Sequence[TokenSequence], name: str) -> list[float]:
 
 def _joined(rows: Sequence[TokenSequence], name: str) -> npt.NDArray[Any]:
     return np.concatenate([getattr(row, name) for row in rows])
+
+
+def _task_indices(rows: Sequence[TokenSequence], tasks: Mapping[str, BatchCounts]) -> list[int]:
+    """The number of each row's task in the order of `tasks`."""
+    order = list(tasks)
+    return [order.index(task_of(row.task)) for row in rows]
+
+
+def _arrays(layout: "_Layout", rows: Sequence[TokenSequence], names: Sequence[str]) -> dict[str, torch.Tensor]:
+    if all(row.is_masked for row in rows):
+        return {}
+    return {name: layout.tensor(_named_array(rows, name)) for name in names}
 
 
 def _named_array(rows: Sequence[TokenSequence], name: str) -> npt.NDArray[Any]:

@@ -6,7 +6,9 @@ so collective operations match.
 """
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from rollq.buffer.errors import ConfigError
 
@@ -51,9 +53,7 @@ def share_out_parts(
     shares: list[list[int]] = [[] for _ in range(ranks)]
     first = 0
     for end in ends:
-        last = first
-        while last < len(groups) and groups[last] < end:
-            last += 1
+        last = bisect_left(groups, end, first)
         if last > first:
             added = share_out(lengths[first:last], samples[first:last], groups[first:last], ranks)
             shares = [share + [first + offset for offset in new] for share, new in zip(shares, added, strict=True)]
@@ -88,13 +88,8 @@ def groups_of_share(lengths: Sequence[Sequence[Sequence[int]]], rank: int, ranks
         for sample, of_sample in enumerate(of_group, start=sum(map(len, lengths[:group])))
         for length in of_sample
     ]
-    share = share_out(
-        [sequence[0] for sequence in flat],
-        [sequence[1] for sequence in flat],
-        [sequence[2] for sequence in flat],
-        ranks,
-    )[rank]
-    return sorted({flat[sequence][2] for sequence in share})
+    sizes, samples, groups = ([sequence[at] for sequence in flat] for at in range(3))
+    return sorted({groups[sequence] for sequence in share_out(sizes, samples, groups, ranks)[rank]})
 
 
 def plan_micro_batches(
@@ -131,7 +126,7 @@ def plan_micro_batches(
             )
         return [[sequence] for sequence in unit]
 
-    units = [[part for unit in _units(share, samples) for part in fitting(unit)] for share in shares]
+    units = [list(chain.from_iterable(map(fitting, _units(share, samples)))) for share in shares]
     ranked = [_fill(of_rank, lengths, max_tokens, padded) for of_rank in units]
     needed = max(1, *map(len, ranked))
     if count is not None and needed > count:
@@ -139,10 +134,8 @@ def plan_micro_batches(
             f"the batch needs {needed} micro-batches of at most max_tokens={max_tokens!r} tokens, more than "
             f"count={count!r}: raise max_tokens or count"
         )
-    return [
-        [[sequence for unit in units for sequence in unit] for units in _split_to(bins, count or needed)]
-        for bins in ranked
-    ]
+    divided = (_split_to(bins, count or needed) for bins in ranked)
+    return [[list(chain.from_iterable(units)) for units in of_rank] for of_rank in divided]
 
 
 def _check_lengths(lengths: Sequence[int], max_tokens: int) -> None:
@@ -170,7 +163,7 @@ def _fill(units: list[list[int]], lengths: Sequence[int], max_tokens: int, padde
     sizes = [max(lengths[sequence] for sequence in unit) if padded else _tokens(unit, lengths, False) for unit in units]
     order = _longest_first(range(len(units)), sizes)
     if padded:
-        bins = _fill_padded(order, sizes, [len(unit) for unit in units], max_tokens)
+        bins = _fill_padded(order, sizes, list(map(len, units)), max_tokens)
     else:
         bins = _fill_packed(order, sizes, max_tokens)
     return [[units[index] for index in filled] for filled in bins]

@@ -20,7 +20,7 @@ from rollq.buffer.errors import (
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.rules.batch_sizes import groups_at
 from rollq.buffer.rules.settings import TaskRules
-from rollq.buffer.rules.shards import shard_of, shards_among, split, task_of
+from rollq.buffer.rules.shards import shard_of, shards_among, split
 from rollq.buffer.store.waiter import Waiter, WakeUps
 from rollq.consumer.claims.outlook import Outlook, explain_wait, outlook
 from rollq.consumer.claims.prefetch import tokens_of
@@ -49,25 +49,18 @@ class BatchSizes:
         Raises `ConfigError` for a run without tasks or without some of a task's shards, for an unknown task in `fixed`,
         and for more groups than are produced for a step.
         """
+        fixed = fixed or {}
         clocks = buffer.clocks(buffer.train_tasks())
         rules = {task: clock.rules for task, clock in clocks.items()}
         next_step = max((clock.claimed_step for clock in clocks.values()), default=0) + 1
-        shards = {task: shards_among(rules, task) for task in fixed or map(task_of, rules)}
-        if not rules or not all(shards.values()):
+        if not rules or not all(shards_among(rules, task) for task in fixed):
             raise ConfigError(
-                f"batch {dict(fixed or {})!r}: run {buffer.run!r} has the tasks {list(rules)!r}; a producer registers "
-                "them"
+                f"batch {dict(fixed)!r}: run {buffer.run!r} has the tasks {list(rules)!r}; a producer registers them"
             )
         _check_all_shards(rules)
         sizes: dict[str, int] = {}
-        for task, size in (fixed or {}).items():
-            produced = _fewest_groups([rules[shard] for shard in shards[task]], next_step)
-            if size > produced:
-                raise ConfigError(
-                    f"task {task!r}: a batch of {size} groups would never fill: batch_groups = {produced} are "
-                    "produced for each step"
-                )
-            sizes |= zip(shards[task], split(size, len(shards[task])), strict=True)
+        for task, size in fixed.items():
+            sizes |= _sizes_of_shards(rules, task, size, next_step)
         return cls(rules, sizes)
 
     def refresh(self, buffer: TrainerBuffer) -> None:
@@ -93,6 +86,18 @@ def _check_all_shards(rules: Mapping[str, TaskRules]) -> None:
             raise ConfigError(
                 f"task {task!r}: {present} of its {count} shards exist; a producer registers them: try again"
             )
+
+
+def _sizes_of_shards(rules: Mapping[str, TaskRules], task: str, size: int, next_step: int) -> dict[str, int]:
+    """A task's groups of a batch, divided among its shards."""
+    shards = shards_among(rules, task)
+    produced = _fewest_groups([rules[shard] for shard in shards], next_step)
+    if size > produced:
+        raise ConfigError(
+            f"task {task!r}: a batch of {size} groups would never fill: batch_groups = {produced} are produced for "
+            "each step"
+        )
+    return dict(zip(shards, split(size, len(shards)), strict=True))
 
 
 def _fewest_groups(shards: Sequence[TaskRules], next_step: int) -> int:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from rollq.buffer.calls.replies.trainer import TrainerEpoch
+from rollq.buffer.calls.trainer_process import Holder
 from rollq.buffer.calls.training import TRAINER_LEASE_S
 from rollq.buffer.errors import ClaimTimeout, ConfigError, TrainerHeld
 from rollq.buffer.roles import TrainerBuffer
@@ -73,6 +74,11 @@ def wait_for_holder(buffer: TrainerBuffer, settings: ConsumerSettings, stop: thr
     if first.is_here:
         raise TrainerHeld(buffer.held_by(first))
     log.warning("%s cannot be looked up from here; waiting up to %.0f s for its lease to expire", first, first.left_s)
+    _wait_for_expiry(buffer, first, stop)
+
+
+def _wait_for_expiry(buffer: TrainerBuffer, first: Holder, stop: threading.Event) -> None:
+    """Wait until the lease of `first` expires, which another process may renew."""
     give_up_s = time.monotonic() + min(first.left_s, TRAINER_LEASE_S) + SPARE_S
     while (holder := buffer.holder()) and holder.left_s > 0:
         if holder.epoch != first.epoch or holder.deadline_ms > first.deadline_ms or time.monotonic() > give_up_s:

@@ -11,6 +11,7 @@ from rollq.buffer.calls.evaluations import Evaluations
 from rollq.buffer.calls.replies.batches import BatchState
 from rollq.buffer.common.counting import count
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.store.waiter import Waiter, WakeUps
 from rollq.consumer.claims.trainer_lease import TrainerLease
 
@@ -41,14 +42,7 @@ def evaluate(
     metrics: dict[str, dict[str, float]] = {}
     waiter = Waiter(events, stop=stop, timeout_s=timeout_s, explain=lambda: _explain(lease.buffer, opened))
     try:
-        for _ in waiter:
-            if not _unfinished(lease.buffer, opened):
-                break
-            meanwhile()
-        if waiter.timed_out:
-            log.warning("evaluated only in part after %.0f s: %s", waiter.elapsed_s, waiter.reason)
-        elif left := _explain(lease.buffer, opened):
-            log.info("the trainer stops, and drops its evaluation: %s", left)
+        if not _wait(buffer, opened, waiter, meanwhile):
             return {}
         for task, state in opened.items():
             groups = buffer.evaluated(task, state.handle)
@@ -61,6 +55,22 @@ def evaluate(
         for task, state in opened.items():
             buffer.close_evaluation(task, state.handle, orjson.dumps({"metrics": metrics.get(task, {})}))
     return {name: value for measured in metrics.values() for name, value in measured.items()}
+
+
+def _wait(
+    buffer: TrainerBuffer, opened: Mapping[str, BatchState], waiter: Waiter, meanwhile: Callable[[], None]
+) -> bool:
+    """Wait until the evaluations have finished, or as long as `waiter` does. Returns whether to measure them."""
+    for _ in waiter:
+        if not _unfinished(buffer, opened):
+            break
+        meanwhile()
+    if waiter.timed_out:
+        log.warning("evaluated only in part after %.0f s: %s", waiter.elapsed_s, waiter.reason)
+    elif left := _explain(buffer, opened):
+        log.info("the trainer stops, and drops its evaluation: %s", left)
+        return False
+    return True
 
 
 def _warn_of_failures(task: str, metrics: Mapping[str, float]) -> None:

@@ -62,10 +62,7 @@ def _task_outlook(counts: Counts, fullness: Fullness) -> Outlook:
 
 
 def explain_wait(
-    shortfall: Shortfall,
-    counts: Sequence[Counts],
-    workers: Mapping[str, Mapping[str, Any]],
-    fullness: Fullness,
+    shortfall: Shortfall, counts: Sequence[Counts], workers: Mapping[str, Mapping[str, Any]], fullness: Fullness
 ) -> str:
     """Explain what holds the batch back, with every task's counts by status.
 

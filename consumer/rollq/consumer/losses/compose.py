@@ -1,6 +1,6 @@
 """Composes a loss from its settings: surrogate, importance weights, mask and KL. Pure functions of tensors."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
@@ -87,6 +87,9 @@ def _mask(
     return off_policy_mask(new, behaviour, advantages, samples, most=settings.mask_divergence)
 
 
+_DPPO: Final = {"dppo_tv": dppo_tv, "dppo_kl": dppo_kl}
+
+
 def _surrogate(
     settings: LossSettings,
     new: torch.Tensor,
@@ -97,10 +100,8 @@ def _surrogate(
 ) -> Surrogate:
     trust = {"low": settings.trust_low, "high": settings.trust_high}
     match settings.surrogate:
-        case "dppo_tv":
-            return dppo_tv(new, behaviour, advantages, **trust, cap=settings.ratio_cap)
-        case "dppo_kl":
-            return dppo_kl(new, behaviour, advantages, **trust, cap=settings.ratio_cap)
+        case "dppo_tv" | "dppo_kl" as kind:
+            return _DPPO[kind](new, behaviour, advantages, **trust, cap=settings.ratio_cap)
         case "ipo":
             return ipo(new, behaviour, advantages, **trust, pull=settings.pull)
         case "topr":

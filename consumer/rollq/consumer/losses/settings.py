@@ -218,6 +218,16 @@ class LossSettings(Settings):
 
     def _check(self, given: Mapping[str, Any]) -> None:
         """Raise `ValueError` if settings that were `given` contradict each other, or have no effect."""
+        self._check_preset()
+        if both := sorted(self.sft.keys() & self.distillation.keys()):
+            raise ValueError(f"sft and distillation both name task {both[0]!r}: choose one of them")
+        if unused := [name for name in given if name in type(self).model_fields.keys() - self.used]:
+            raise ValueError(self._unused(unused[0], given[unused[0]]))
+        for low, high in (("importance_floor", "importance_cap"), ("mask_low", "mask_high")):
+            if {low, high} <= self.used and getattr(self, low) > getattr(self, high):
+                raise ValueError(f"{low} = {getattr(self, low)}: must not exceed {high} = {getattr(self, high)}")
+
+    def _check_preset(self) -> None:
         if (self.surrogate == "custom") is not ("." in self.preset):
             raise ValueError(
                 f'surrogate = "{self.surrogate}": loss {self.preset!r} has another; leave surrogate out. Name a '
@@ -228,14 +238,6 @@ class LossSettings(Settings):
                 f'old_logprobs = "behaviour": loss {self.preset!r} corrects for the difference of trainer and engine, '
                 'which needs old_logprobs = "recomputed"; leave it out, or choose another preset'
             )
-        if both := sorted(self.sft.keys() & self.distillation.keys()):
-            raise ValueError(f"sft and distillation both name task {both[0]!r}: choose one of them")
-        for name in given:
-            if name in type(self).model_fields and name not in self.used:
-                raise ValueError(self._unused(name, given[name]))
-        for low, high in (("importance_floor", "importance_cap"), ("mask_low", "mask_high")):
-            if {low, high} <= self.used and getattr(self, low) > getattr(self, high):
-                raise ValueError(f"{low} = {getattr(self, low)}: must not exceed {high} = {getattr(self, high)}")
 
     def _unused(self, name: str, value: object) -> str:
         needs = _NEEDS.get(name)

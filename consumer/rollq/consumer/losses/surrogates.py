@@ -43,13 +43,7 @@ def clipped(
 
 
 def geometric(
-    new: torch.Tensor,
-    old: torch.Tensor,
-    advantages: torch.Tensor,
-    samples: torch.Tensor,
-    *,
-    low: float,
-    high: float,
+    new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, samples: torch.Tensor, *, low: float, high: float
 ) -> Surrogate:
     """-A exp(mean over the sample of d'), d' = new - old clipped to [-low, high] where that lowers d A.
 

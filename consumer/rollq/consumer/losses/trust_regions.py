@@ -31,13 +31,7 @@ def binary_divergence(new: torch.Tensor, behaviour: torch.Tensor) -> torch.Tenso
 
 
 def dppo_tv(
-    new: torch.Tensor,
-    behaviour: torch.Tensor,
-    advantages: torch.Tensor,
-    *,
-    low: float,
-    high: float,
-    cap: float,
+    new: torch.Tensor, behaviour: torch.Tensor, advantages: torch.Tensor, *, low: float, high: float, cap: float
 ) -> Surrogate:
     """-A sg(min(u, cap)) new, 0 where `moved_probability`: DPPO with binary total variation (Qi et al. 2026,
     arXiv:2602.04879)."""
@@ -46,13 +40,7 @@ def dppo_tv(
 
 
 def dppo_kl(
-    new: torch.Tensor,
-    behaviour: torch.Tensor,
-    advantages: torch.Tensor,
-    *,
-    low: float,
-    high: float,
-    cap: float,
+    new: torch.Tensor, behaviour: torch.Tensor, advantages: torch.Tensor, *, low: float, high: float, cap: float
 ) -> Surrogate:
     """-A sg(min(u, cap)) new, 0 where the binary divergence exceeds `high` (A > 0) or `low` and p moved in the
     direction of A: DPPO with binary KL (Qi et al. 2026, arXiv:2602.04879)."""

@@ -4,7 +4,7 @@ AdamW moves each number by about the learning rate. Numbers around 0.02 are 1e-4
 are rounded away. Trained parameters are therefore float32, and passes run on rounded copies. Needs torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,15 +23,8 @@ def computing_in(model: Any, dtype: torch.dtype | None) -> Iterator[None]:
     if dtype is None:
         yield
         return
-    precise = kept_precise(model, str(dtype).removeprefix("torch."))
-    rounded: dict[torch.nn.Parameter, torch.Tensor] = {}
-    held = []
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if parameter.is_floating_point() and not any(part in name for part in precise):
-            if parameter not in rounded:  # tied parameters share a copy
-                rounded[parameter] = parameter.to(dtype)
-            path, _, key = name.rpartition(".")
-            held.append((model.get_submodule(path)._parameters, key, parameter))
+    held = list(_to_round(model, kept_precise(model, str(dtype).removeprefix("torch."))))
+    rounded = {parameter: parameter.to(dtype) for parameter in {parameter for *_, parameter in held}}  # ties share one
     try:
         for parameters, key, parameter in held:
             parameters[key] = rounded[parameter]
@@ -39,3 +32,11 @@ def computing_in(model: Any, dtype: torch.dtype | None) -> Iterator[None]:
     finally:
         for parameters, key, parameter in held:
             parameters[key] = parameter
+
+
+def _to_round(model: Any, precise: Collection[str]) -> Iterator[tuple[dict[str, Any], str, torch.nn.Parameter]]:
+    """The parameters to round, each with the dictionary of its module and its key there."""
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.is_floating_point() and not any(part in name for part in precise):
+            path, _, key = name.rpartition(".")
+            yield model.get_submodule(path)._parameters, key, parameter

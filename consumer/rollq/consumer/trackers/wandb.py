@@ -20,12 +20,7 @@ class Wandb:
     def __init__(self, settings: WandbSettings, folder: Path, run: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
-            project=settings.project,
-            entity=settings.entity,
-            name=run,
-            group=run,
-            mode=settings.mode,
-            dir=str(folder),
+            project=settings.project, entity=settings.entity, name=run, group=run, mode=settings.mode, dir=str(folder)
         )
         self._run.define_metric("*", step_metric="step")
 

@@ -88,11 +88,7 @@ class Learner:
         folder = adapters / step_name(step)
         save_adapter(folder, self.model, rank=self._ranks.rank, dtype=self._settings.dtype)
         if self._ranks.is_first:
-            folders = sorted(adapters.glob("step-" + "[0-9]" * 8))  # without renamed copies
-            # of steps after the checkpoint that training resumed from
-            undone = [path for path in folders if path > folder]
-            for old in undone + [path for path in folders if path <= folder][: -self._settings.keep_versions - 1]:
-                shutil.rmtree(old)
+            _remove_old(folder, self._settings.keep_versions)
         return folder
 
     def parts(self, batch: Batch) -> list[tuple[Batch, OldLogprobs | None]]:
@@ -284,15 +280,22 @@ def _load(folder: Path, settings: TrainerSettings, ranks: Ranks, *, is_trained: 
     return model
 
 
+def _remove_old(newest: Path, keep: int) -> None:
+    """Remove the folders of adapters beside the newest, without the last `keep` before it."""
+    folders = sorted(newest.parent.glob("step-" + "[0-9]" * 8))  # without renamed copies
+    undone = [path for path in folders if path > newest]  # of steps after the checkpoint that training resumed from
+    for old in undone + [path for path in folders if path <= newest][: -keep - 1]:
+        shutil.rmtree(old)
+
+
 def _read(folder: Path, settings: TrainerSettings, *, is_trained: bool) -> Any:
     is_frozen = not is_trained or settings.lora is not None
     dtype = getattr(torch, settings.dtype if is_trained else settings.compute_in) if is_frozen else torch.float32
     model: Any = model_class(folder).from_pretrained(folder, dtype=dtype)
     if is_trained and settings.lora is not None:
         add_adapter(model, settings.lora)
-    if settings.checkpoint_activations:
-        for layer in decoder_layers(model):
-            layer.forward = partial(run_again, layer.forward, use_reentrant=False)
+    for layer in decoder_layers(model) if settings.checkpoint_activations else ():
+        layer.forward = partial(run_again, layer.forward, use_reentrant=False)
     return model.eval()
 
 

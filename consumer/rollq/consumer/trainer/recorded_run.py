@@ -98,6 +98,14 @@ class RecordedRun(BatchSource):
         """The step that is trained next."""
         return self._step
 
+    def _check_end(self) -> None:
+        """Raise `ArchiveError` for a gap in the archive: its end is none."""
+        if later := next((step for step in self._files if step > self._step and self._batch(step)), None):
+            raise ArchiveError(
+                f"{self._archive.url}: step {self._step} is not in the archive, but step {later} is: the trainer "
+                "skipped it, or its file was removed"
+            )
+
     def __next__(self) -> Batch:
         """The batch of the next step. Ends after the archive's last batch, and when `stop` is set.
 
@@ -107,12 +115,8 @@ class RecordedRun(BatchSource):
         if self._stop.is_set():
             raise StopIteration
         groups = self._batch(self._step)
-        if not groups:  # a gap in the archive is an error, its end is not
-            if later := next((step for step in self._files if step > self._step and self._batch(step)), None):
-                raise ArchiveError(
-                    f"{self._archive.url}: step {self._step} is not in the archive, but step {later} is: the trainer "
-                    "skipped it, or its file was removed"
-                )
+        if not groups:
+            self._check_end()
             raise StopIteration
         self._check_history(groups[0].trainer_epoch)
         return Batch.build(

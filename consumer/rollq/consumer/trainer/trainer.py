@@ -90,19 +90,20 @@ def _train(
     priorities: Priorities | None,
 ) -> int:
     checkpoint, learner = start_learner(settings, seed, ranks)
+    step = 0 if checkpoint is None else checkpoint.step
     if ranks.any(stop.is_set()):
-        return 0 if checkpoint is None else checkpoint.step
+        return step
     consumer = Consumer.connect(
         connection,
         weights=learner.start_weights(checkpoint),
-        resume_from=0 if checkpoint is None else checkpoint.step,
+        resume_from=step,
         lineage=None if checkpoint is None else checkpoint.lineage,
         probe=probe_of(learner.model),
         settings=settings.consumer(rank=ranks.rank, world_size=ranks.world_size, launch_id=ranks.launch_id, seed=seed),
         stop=stop,
     )
     if ranks.is_first:
-        cut(settings.output, -1 if checkpoint is None else checkpoint.step)  # the initial weights are evaluated again
+        cut(settings.output, -1 if checkpoint is None else step)  # the initial weights are evaluated again
     prioritizers = [Prioritizer(priorities, consumer.prioritize)] if priorities else []
     with reporting(consumer, connection.run, settings, ranks, seed) as reports, consumer:
         heard_by = (*reports, *prioritizers, *observers)
@@ -138,11 +139,7 @@ class Trainer:
 
     def run(self) -> int:
         """Train until the last step or until stopped; returns the last trained step."""
-        if self._saved:
-            self._consumer.checkpoint(self._saved)  # a crash may have happened between saving and reporting it
-        self._announce_weights(self._saved)
-        if self._trained == 0 and self._settings.evaluate_at_start:
-            self._evaluate(0)
+        self._begin()
         while self._trained < self._settings.steps:
             taken = self._take()
             if taken is None or not self._train(taken):
@@ -151,6 +148,13 @@ class Trainer:
                 self._checkpoint()
         self._checkpoint_the_rest()
         return self._trained
+
+    def _begin(self) -> None:
+        if self._saved:
+            self._consumer.checkpoint(self._saved)  # a crash may have happened between saving and reporting it
+        self._announce_weights(self._saved)
+        if self._trained == 0 and self._settings.evaluate_at_start:
+            self._evaluate(0)
 
     def _take(self) -> Taken | None:
         """The batch of the next step, None if stopped. Gradients of parts that were trained while it filled are
@@ -202,12 +206,15 @@ class Trainer:
             for observer in self._observers:
                 observer.on_evaluation(line)
 
+    def _tell(self, what: Callable[[Observer], None]) -> None:
+        for observer in self._observers:
+            what(observer)
+
     def _train(self, taken: Taken) -> bool:
         """Train one step, without its checkpoint. Returns False if stopped: the batch stays claimed and is returned
         again."""
         batch, began_s = taken.batch, time.monotonic()
-        for observer in self._observers:
-            observer.on_batch(batch)
+        self._tell(lambda observer: observer.on_batch(batch))
         norms = self._learn(taken)
         if norms is None:
             return False
@@ -217,8 +224,7 @@ class Trainer:
         self._bad_batches = 0
         update = self._updated(taken, norms)
         trained_s = time.monotonic()
-        for observer in self._observers:
-            observer.on_update(update)
+        self._tell(lambda observer: observer.on_update(update))
         is_due = self._ranks.lead(lambda: batch.step % self._consumer.sync_weights_interval == 0)
         weights_bytes = self._publish(batch.step) if is_due else 0
         self._consumer.commit(batch)
@@ -228,8 +234,7 @@ class Trainer:
         if self._ranks.is_first:
             seconds = {"wait_s": taken.wait_s, "train_s": train_s, "publish_s": publish_s}
             line = self._describe(update, taken, seconds, weights_bytes)
-            for observer in self._observers:
-                observer.on_step(line, batch)
+            self._tell(lambda observer: observer.on_step(line, batch))
         self._export(batch.step)
         self._evaluate(batch.step)
         return True

@@ -50,12 +50,17 @@ def untied(
         if tensor is None:
             continue
         other = tensors.setdefault(source, tensor)
-        if is_sharded(tensor) != is_sharded(other):
-            whole, sharded = (source, name) if is_sharded(tensor) else (name, source)
-            raise WeightsError(f"{sharded!r} is sharded and {whole!r}, which the model ties to it, is not: shard both")
+        _check_sharded(name, tensor, source, other)
         if not is_equal(other, tensor):
             raise WeightsError(f"{name!r} differs from {source!r}, to which the model ties it: gather both again")
     return tensors
+
+
+def _check_sharded(name: str, tensor: Any, source: str, other: Any) -> None:
+    """Raise `WeightsError` if only one of two tied tensors is sharded."""
+    if is_sharded(tensor) != is_sharded(other):
+        whole, sharded = (source, name) if is_sharded(tensor) else (name, source)
+        raise WeightsError(f"{sharded!r} is sharded and {whole!r}, which the model ties to it, is not: shard both")
 
 
 class Part(NamedTuple):
