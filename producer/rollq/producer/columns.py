@@ -30,7 +30,7 @@ otherwise `system_prompt`, becomes a system message at the start, unless the mes
 messages. `reply_prefix` becomes an assistant's message at the end, which the model continues.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
@@ -95,42 +95,36 @@ class Columns:
         """The setting that names a missing column; None if all named columns exist.
 
         Reads the rows only if settings name a column."""
-        asked = [("metadata_fields", name) for name in self.metadata_fields or ()]
-        for setting in (
-            "ids_field",
-            "images_field",
-            "system_prompt_field",
-            "tools_field",
-        ):  # with default names, these may be absent
-            if (name := getattr(self, setting)) != getattr(Columns(), setting):
-                asked.append((setting, name))
-        if self.sorted_by:
-            asked.append(("prompt_order", self.sorted_by))
+        asked = list(self._asked())
         rows = read_rows() if asked else ()
         missing = object()
         for setting, name in asked if rows else ():
             if all(look_up(row, name, missing) is missing for row in rows):
-                columns = sorted({column for row in rows for column in row})
-                return f"{setting}: no row has a column {name!r}; the columns are {', '.join(columns)}"
+                columns = ", ".join(sorted(set().union(*rows)))
+                return f"{setting}: no row has a column {name!r}; the columns are {columns}"
         return None
+
+    def _asked(self) -> Iterator[tuple[str, str]]:
+        """The settings that name a column which rows must have, with its name."""
+        for name in self.metadata_fields or ():
+            yield "metadata_fields", name
+        for setting in ("ids_field", "images_field", "system_prompt_field", "tools_field"):
+            if (name := getattr(self, setting)) != getattr(Columns(), setting):  # default names may be absent
+                yield setting, name
+        if self.sorted_by:
+            yield "prompt_order", self.sorted_by
 
     def prompt(self, row: Mapping[str, Any], *, fills_gaps: bool = False) -> tuple[Prompt, tuple[NamedImage, ...]]:
         """Convert a row to a prompt without images, and its images. Raises `ValueError` with the column and its
         problem.
 
         `fills_gaps` says that the row's table writes nulls for names that its objects lack."""
-        content, ids = look_up(row, self.prompt_field), look_up(row, self.ids_field)
-        field = self.prompt_field
-        if content is None and (content := row.get(_MESSAGES)) is not None:
-            field = _MESSAGES
-        if content is None:
-            raise ValueError(f"no field {field!r} (prompt_field), nor {_MESSAGES!r}; the row has {_names(row)}")
-        content, answer = self._without_answer(field, _content(field, content), look_up(row, self.answer_field))
-        if answer is None and self.answer_field and look_up(row, self.answer_field, missing := object()) is missing:
-            raise ValueError(
-                f"no field {self.answer_field!r} (answer_field); the row has {_names(row)}; "
-                'set answer_field = "" when prompts have no answer'
-            )
+        field, ids = self._field_of(row), look_up(row, self.ids_field)
+        content, answer = self._without_answer(
+            field, _content(field, look_up(row, field)), look_up(row, self.answer_field)
+        )
+        if answer is None:
+            self._check_answer(row)
         content, images = self._with_images(row, self._with_system_prompt(row, content))
         content = self._with_reply_prefix(field, content)
         metadata = self._metadata(row, field)
@@ -160,17 +154,32 @@ class Columns:
 
     def _with_images(self, row: Mapping[str, Any], content: Content) -> tuple[Content, tuple[NamedImage, ...]]:
         """The content with a part per image, and the images that the column or the messages name."""
-        column = look_up(row, self.images_field)
-        named = [] if column is None else column if isinstance(column, list) else [column]
-        images = [image_of(f"field {self.images_field!r}", image) for image in named]
+        images = tuple(image_of(f"field {self.images_field!r}", image) for image in self._named_images(row))
         if isinstance(content, str):
-            return content, tuple(images)
+            return content, images
         content, inside = collect_images(content)
         if inside and images:
             raise ValueError(f"images are named by field {self.images_field!r} and in the messages: name them once")
-        if inside:
-            return content, inside
-        return place_images(content, len(images)), tuple(images)
+        return (content, inside) if inside else (place_images(content, len(images)), images)
+
+    def _named_images(self, row: Mapping[str, Any]) -> list[Any]:
+        column = look_up(row, self.images_field)
+        return [] if column is None else column if isinstance(column, list) else [column]
+
+    def _field_of(self, row: Mapping[str, Any]) -> str:
+        """The column that has the prompt."""
+        for field in (self.prompt_field, _MESSAGES):
+            if look_up(row, field) is not None:
+                return field
+        raise ValueError(f"no field {self.prompt_field!r} (prompt_field), nor {_MESSAGES!r}; the row has {_names(row)}")
+
+    def _check_answer(self, row: Mapping[str, Any]) -> None:
+        """Raise `ValueError` for a row without the column of the answer, unless prompts have none."""
+        if self.answer_field and look_up(row, self.answer_field, missing := object()) is missing:
+            raise ValueError(
+                f"no field {self.answer_field!r} (answer_field); the row has {_names(row)}; "
+                'set answer_field = "" when prompts have no answer'
+            )
 
     def _with_system_prompt(self, row: Mapping[str, Any], content: Content) -> Content:
         """Turn a string into messages and add the system message, if the settings say so."""
@@ -198,19 +207,26 @@ class Columns:
         tools = look_up(row, self.tools_field) if self.tools_field else None
         name = f"field {self.tools_field!r} (tools_field)"
         if isinstance(tools, str) and tools:
-            try:
-                tools, fills_gaps = exact_json.loads(tools.encode()), False
-            except ValueError:
-                raise ValueError(f"{name} is not JSON: {tools!r:.80}") from None
+            tools, fills_gaps = _parsed(name, tools), False
         if tools is None or tools == "":
             return ()
+        self._check_tools(name, tools, row, content)
+        return tuple(map(without_nulls, tools)) if fills_gaps else tuple(tools)
+
+    def _check_tools(self, name: str, tools: Any, row: Mapping[str, Any], content: Content) -> None:
         if problem := tools_problem(name, tools):
             raise ValueError(problem)
         if tools and look_up(row, self.ids_field) is not None:
             raise ValueError(f"{name}: the chat template shows tools, and token ids bypass it: leave out one of them")
         if tools and isinstance(content, str):
             raise ValueError(f"{name}: the chat template shows tools, and the prompt is a string: set chat = true")
-        return tuple(without_nulls(tool) if fills_gaps else tool for tool in tools)
+
+    def _check_chat(self, name: str, row: Mapping[str, Any], content: Content) -> None:
+        """Raise `ValueError` for a row with tools whose prompt the chat template does not render."""
+        if look_up(row, self.ids_field) is not None:
+            raise ValueError(f"{name}: the chat template shows tools, and token ids bypass it: leave out one of them")
+        if isinstance(content, str):
+            raise ValueError(f"{name}: the chat template shows tools, and the prompt is a string: set chat = true")
 
     def _with_reply_prefix(self, field: str, content: Content) -> Content:
         """The content with the start of the assistant's reply, if the settings have one."""
@@ -267,6 +283,13 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     if problem := ids_problem(name, value):
         raise ValueError(problem)
     return tuple(value)
+
+
+def _parsed(name: str, tools: str) -> Any:
+    try:
+        return exact_json.loads(tools.encode())
+    except ValueError:
+        raise ValueError(f"{name} is not JSON: {tools!r:.80}") from None
 
 
 def _names(row: Mapping[str, Any]) -> str:

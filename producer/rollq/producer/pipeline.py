@@ -154,15 +154,19 @@ def _check_result(operator: Operator, groups: Sequence[ScoredGroup], result: Seq
             "`ScoredGroup.drop(reason)`"
         )
     for group in result:
-        samples = len(group.group.samples)
-        if not np.array_equal(group.valid, _valid(group.group)):
-            raise ConfigError(
-                f"operator {name!r}: group {group.group.group_id}: must not change `valid`, which is read from "
-                "the samples; to ignore a sample, give it the advantage 0, or drop the group"
-            )
-        for field, numbers in (("rewards", group.rewards), ("advantages", group.advantages)):
-            if numbers is not None and not _is_finite(numbers, samples):
-                raise ConfigError(f"operator {name!r}: group {group.group.group_id} needs {samples} finite {field}")
+        _check_group(name, group)
+
+
+def _check_group(operator: str, group: ScoredGroup) -> None:
+    samples = len(group.group.samples)
+    if not np.array_equal(group.valid, _valid(group.group)):
+        raise ConfigError(
+            f"operator {operator!r}: group {group.group.group_id}: must not change `valid`, which is read from the "
+            "samples; to ignore a sample, give it the advantage 0, or drop the group"
+        )
+    for field, numbers in (("rewards", group.rewards), ("advantages", group.advantages)):
+        if numbers is not None and not _is_finite(numbers, samples):
+            raise ConfigError(f"operator {operator!r}: group {group.group.group_id} needs {samples} finite {field}")
 
 
 def _is_finite(numbers: npt.NDArray[np.floating], samples: int) -> bool:

@@ -75,33 +75,48 @@ def place_images(messages: Messages, count: int) -> Messages:
     Raises `ValueError` if the numbers of places and images differ.
     """
     if not count:  # without images, marks are ordinary text
-        if any(PART in message["content"] for message in messages if isinstance(message.get("content"), list)):
-            raise ValueError("the messages have places for images, and the row names no image: set images_field")
+        _check_no_place(messages)
         return messages
     parts = [_parts(message.get("content")) for message in messages]
-    places = sum(part == PART for content in parts for part in content)
+    places = sum(content.count(PART) for content in parts)
     if not places:
-        user = next((number for number, message in enumerate(messages) if message["role"] == "user"), None)
-        if user is None:
-            raise ValueError(f"there is no user message for {count} images")
+        user = _first_user(messages, count)
         parts[user] = [PART] * count + parts[user]
     elif places != count:
         raise ValueError(f"the messages have {places} places for {count} images")
-    return tuple(
-        {**message, "content": content} if PART in content else message
-        for message, content in zip(messages, parts, strict=True)
-    )
+    return tuple(map(_with_parts, messages, parts))
+
+
+def _with_parts(message: Mapping[str, Any], parts: list[Any]) -> Mapping[str, Any]:
+    return {**message, "content": parts} if PART in parts else message
+
+
+def _check_no_place(messages: Messages) -> None:
+    if any(PART in message["content"] for message in messages if isinstance(message.get("content"), list)):
+        raise ValueError("the messages have places for images, and the row names no image: set images_field")
+
+
+def _first_user(messages: Messages, count: int) -> int:
+    for number, message in enumerate(messages):
+        if message["role"] == "user":
+            return number
+    raise ValueError(f"there is no user message for {count} images")
 
 
 def _parts(content: Any) -> list[Any]:
     """The content of a message as parts. A text is split where it has marks."""
     parts: list[Any] = []
     for part in [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ()):
-        if not isinstance(part, Mapping) or part.get("type") != "text" or MARK not in str(part.get("text")):
-            parts.append(part)
-            continue
-        for number, text in enumerate(part["text"].split(MARK)):
-            parts += [PART] * (number > 0) + [{"type": "text", "text": text}] * bool(text)
+        parts += _split(part)
+    return parts
+
+
+def _split(part: Any) -> list[Any]:
+    if not isinstance(part, Mapping) or part.get("type") != "text" or MARK not in str(part.get("text")):
+        return [part]
+    parts: list[Any] = []
+    for number, text in enumerate(part["text"].split(MARK)):
+        parts += [PART] * (number > 0) + [{"type": "text", "text": text}] * bool(text)
     return parts
 
 

@@ -119,6 +119,16 @@ class UsableRows:
         by_count = sorted(self.reasons.items(), key=lambda item: -item[1].rows)
         return "; ".join(f"{unusable.rows} x {reason} (first {unusable.first})" for reason, unusable in by_count)
 
+    def _check_share(self, error: InvalidPrompt) -> None:
+        """Raise `InvalidPrompt` if too many of the rows that were read are unusable; `error` is the last one's."""
+        unusable = sum(of_reason.rows for of_reason in self.reasons.values())
+        if unusable > self._max_bad_rows * max(self.seen, min(self.count, ENOUGH_ROWS)):
+            raise InvalidPrompt(
+                f"{unusable} of the {self.seen} rows that were read are unusable, more than max_bad_rows = "
+                f"{self._max_bad_rows:g} allows: {self.described()}. Fix these rows, or raise max_bad_rows to leave "
+                f"them out. The last one is {error}"
+            ) from error
+
     def _refuse(self, row: int, error: InvalidPrompt) -> None:
         if self._max_bad_rows == 0:
             raise error
@@ -132,13 +142,7 @@ class UsableRows:
         if len(self.bad) >= self.count:
             raise InvalidPrompt(f"none of the {self.count} rows is usable; the last one: {error}") from error
         self.check_some_are_left()
-        unusable = sum(of_reason.rows for of_reason in self.reasons.values())
-        if unusable > self._max_bad_rows * max(self.seen, min(self.count, ENOUGH_ROWS)):
-            raise InvalidPrompt(
-                f"{unusable} of the {self.seen} rows that were read are unusable, more than max_bad_rows = "
-                f"{self._max_bad_rows:g} allows: {self.described()}. Fix these rows, or raise max_bad_rows to leave "
-                f"them out. The last one is {error}"
-            ) from error
+        self._check_share(error)
         self._log_once.warning(row, "prompt skipped: %s", error)
         if len(self.bad) == MAX_KEYS:
             log.warning("further bad prompts are counted, not logged")

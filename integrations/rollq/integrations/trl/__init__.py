@@ -16,9 +16,5 @@ if TYPE_CHECKING:
     from rollq.integrations.trl.trainer import RollqGRPOTrainer
 else:
     __getattr__, __dir__ = lazy_exports(
-        __name__,
-        {
-            "rollq.integrations.trl.connecting": "connect",
-            "rollq.integrations.trl.trainer": "RollqGRPOTrainer",
-        },
+        __name__, {"rollq.integrations.trl.connecting": "connect", "rollq.integrations.trl.trainer": "RollqGRPOTrainer"}
     )

@@ -73,11 +73,7 @@ def check_config(args: "GRPOConfig") -> None:
             "leave it out: checkpoints lack the reference, so resumed training would use a different one",
         ),
         ("neftune_noise_alpha", not args.neftune_noise_alpha, "leave it out: its noise is not in the logprobs"),
-        (
-            "label_smoothing_factor",
-            not args.label_smoothing_factor,
-            "leave it out: TRL's policy losses have no labels",
-        ),
+        ("label_smoothing_factor", not args.label_smoothing_factor, "leave it out: TRL's policy losses have no labels"),
         ("save_strategy", args.save_strategy in ("no", "steps"), "set it to 'steps' or 'no': there are no epochs"),
         ("save_only_model", not args.save_only_model, "leave it out: resuming needs the optimizer's state"),
     ]

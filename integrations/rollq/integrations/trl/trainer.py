@@ -99,9 +99,9 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 f"resume_from_checkpoint = {resume_from_checkpoint!r}: the consumer resumes from step {step}; leave it "
                 "out, and open the consumer with `rollq.integrations.trl.connect`"
             )
-        if folder is not None and not folder.is_dir():
-            raise ConfigError(f"the consumer resumes from step {step}, and {str(folder)!r} does not exist")
         if folder is not None:
+            if not folder.is_dir():
+                raise ConfigError(f"the consumer resumes from step {step}, and {str(folder)!r} does not exist")
             self._consumer.checkpoint(step)  # a crash may have happened between saving it and reporting it
         output = super().train(None if folder is None else str(folder), **kwargs)
         if self._feed.error is not None:
@@ -194,12 +194,7 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 f"GRPOConfig router_aux_loss_coef = {self.args.router_aux_loss_coef!r}: set it to 0: the balancing "
                 "loss of a mixture of experts depends on micro-batches"
             )
-        small = {
-            str(parameter.dtype)
-            for parameter in self.model.parameters()
-            if parameter.requires_grad and parameter.element_size() < 4
-        }
-        for dtype in sorted(small):
+        for dtype in sorted(_small_dtypes(self.model)):
             log.warning(
                 "the model has weights in %s, whose updates are rounded away at small learning rates: load it in "
                 "float32, and set bf16=True in GRPOConfig for passes in bfloat16",
@@ -209,3 +204,9 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
 def _is_scored_already(**_: Any) -> list[float]:
     raise NotImplementedError("rollq's workers have scored the samples")
+
+
+def _small_dtypes(model: Any) -> set[str]:
+    """The types of trained weights in which updates at a small learning rate are rounded away."""
+    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    return {str(parameter.dtype) for parameter in trained if parameter.element_size() < 4}
