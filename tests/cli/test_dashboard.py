@@ -15,8 +15,7 @@ from click.testing import CliRunner
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.orders import GroupOrder
 from rollq.buffer.calls.replies.tasks import Control
-from rollq.buffer.query.pages import MOST_READ
-from rollq.buffer.query.selection import MOST_ROWS
+from rollq.buffer.query.selection import MOST_READ, MOST_ROWS
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus

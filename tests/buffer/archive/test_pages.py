@@ -15,9 +15,8 @@ from rollq.buffer.archive.reader import ARCHIVED_AS, Archive
 from rollq.buffer.calls.orders import GroupOrder
 from rollq.buffer.errors import QueryError
 from rollq.buffer.query.language import parse_sample
-from rollq.buffer.query.pages import MOST_READ
 from rollq.buffer.query.ranking import Sort
-from rollq.buffer.query.selection import Selection
+from rollq.buffer.query.selection import MOST_READ, Selection
 from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import Sample, SampleStatus
 from rollq.monitor.groups.view import view_of

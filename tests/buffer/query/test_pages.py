@@ -6,7 +6,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import QueryError
-from rollq.buffer.query import pages
+from rollq.buffer.query import selection
 from rollq.buffer.query.selection import SEARCHED_PER_TRIP, Page, Selection
 from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import GroupResult, Sample, SampleStatus, Status
@@ -80,7 +80,7 @@ def test_the_groups_of_a_step_are_those_of_its_batch(world: World) -> None:
 
 
 def test_a_search_reads_a_bounded_number_of_groups(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "MOST_READ", 5)
+    monkeypatch.setattr(selection, "MOST_READ", 5)
     every = Selection(("math", "code"), tuple(Status), text="ANSWERS of code")
     found, after = list[int](), ""
     for _ in range(24):
@@ -96,7 +96,7 @@ def test_a_search_reads_a_bounded_number_of_groups(world: World, monkeypatch: py
 
 
 def test_a_search_through_large_samples_reads_fewer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "MOST_READ_BYTES", 1)
+    monkeypatch.setattr(selection, "MOST_READ_BYTES", 1)
     every = Selection(("math",), (Status.COMPLETED, Status.ARCHIVED), text="answers")
     page = world.buffer.page(every)
     assert (page.read, len(page.groups)) == (SEARCHED_PER_TRIP, 4)

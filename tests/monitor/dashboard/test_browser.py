@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies.tasks import Control
-from rollq.buffer.query.pages import MOST_READ
+from rollq.buffer.query.selection import MOST_READ
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus, Status

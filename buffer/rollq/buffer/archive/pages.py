@@ -17,7 +17,6 @@ from rollq.buffer.archive.reader import OF_A_STEP, Archive, by_group
 from rollq.buffer.archive.rows import Row
 from rollq.buffer.calls.group_details import FoundGroup
 from rollq.buffer.common import exact_json
-from rollq.buffer.query.pages import MOST_READ, MOST_READ_BYTES
 from rollq.buffer.query.ranking import MOST_SORTED
 from rollq.buffer.query.selection import (
     MOST_ROWS,
@@ -94,10 +93,7 @@ class ArchivePages:
         """
         limit = max(1, min(limit, MOST_ROWS))
         if selection.is_ranked:
-            return ranked_page(
-                self.candidates(selection), lambda some: self.read_candidates(some, selection),
-                after=after, filling=Filling(selection, limit, MOST_READ, MOST_READ_BYTES),
-            )  # fmt: skip
+            return ranked_page(self.candidates(selection), selection, self.read_candidates, after=after, limit=limit)
         return self._page_of_files(selection, *parse_after(after), limit)
 
     def candidates(self, selection: Selection) -> Candidates:
@@ -112,8 +108,8 @@ class ArchivePages:
                     break
                 listed, files = self._list(name), files + 1
                 looked_at += len(listed)
-                for index, (group, _, _) in enumerate(listed):
-                    if _is_wanted(group, selection) and (place := selection.place(group, group.outcomes)) is not None:
+                for index, group in _wanted(listed, selection):
+                    if (place := selection.place(group, group.outcomes)) is not None:
                         found.append(Candidate(place, group.task, group.group_id, (name, index)))
         return Candidates(sorted(found, key=lambda one: one.place), files < len(names))
 
@@ -125,26 +121,16 @@ class ArchivePages:
                 yield self._searchable(name, self._list(name)[index], selection)
 
     def _page_of_files(self, selection: Selection, place: int, rank: int, limit: int) -> Page:
-        most = MOST_READ if selection.searches_texts else None
-        groups: list[FoundGroup] = []
-        read = files = 0
+        filling, firsts = Filling(selection, limit), {place: rank}
         with self._lock:
-            for at in range(place, len(self._names)):
-                name = self._names[at]
-                if not _may_have(name, selection):
-                    continue
-                if files == FILES_PER_PAGE:
-                    return Page(tuple(groups), read, f"{at}.0")
-                listed, files = self._list(name.name), files + 1
-                for index in range(rank if at == place else 0, len(listed)):
-                    if not _is_wanted(listed[index].group, selection):
-                        continue
-                    if len(groups) == limit or read == most:
-                        return Page(tuple(groups), read, f"{at}.{index}")
-                    read += 1
-                    if selection.holds(self._searchable(name.name, listed[index], selection)):
-                        groups.append(listed[index].group)
-        return Page(tuple(groups), read, None)
+            places = [at for at in range(place, len(self._names)) if _may_have(self._names[at], selection)]
+            for at in places[:FILES_PER_PAGE]:
+                listed = self._list(name := self._names[at].name)
+                for index, _ in _wanted(listed, selection, firsts.get(at, 0)):
+                    if not filling.next_groups:
+                        return filling.page(f"{at}.{index}")
+                    filling.add(1, [self._searchable(name, listed[index], selection)])
+        return filling.page(next((f"{at}.0" for at in places[FILES_PER_PAGE:]), None))
 
     def look(self, task: str, group_id: int) -> FoundGroup | None:
         """A group with its samples; None if the archive has no such group. Raises `ArchiveError`."""
@@ -225,6 +211,12 @@ def _may_have(name: _Name, selection: Selection) -> bool:
     return (name.task is None or name.task in selection.tasks) and (
         selection.step is None or name.step in (selection.step, None)
     )
+
+
+def _wanted(listed: Sequence[_Listed], selection: Selection, first: int = 0) -> list[tuple[int, FoundGroup]]:
+    """The groups of a file that are in a selection, ignoring texts, with their places from `first` on."""
+    groups = enumerate(one.group for one in listed)
+    return [(index, group) for index, group in groups if index >= first and _is_wanted(group, selection)]
 
 
 def _is_wanted(group: FoundGroup, selection: Selection) -> bool:

@@ -13,6 +13,7 @@ operators of queries   $and $or (a list of queries; an empty $and holds for all,
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from rollq.buffer.common.mappings import without
 from rollq.buffer.errors import QueryError
 from rollq.buffer.query.conditions import IN_TEXTS, ORDERED, AllOf, AnyOf, Condition, Field, OneSample
 from rollq.buffer.values.failures import FailureKind
@@ -46,6 +47,7 @@ SAMPLE = "sample"
 SAMPLE_FIELDS: Final = ("reward", "tokens", "finish_reason", "error", "failure")
 """The fields of one sample, with the types that `FIELDS` has."""
 
+_COMBINED: Final[Mapping[str, Callable[[tuple[Condition, ...]], Condition]]] = {"$and": AllOf, "$or": AnyOf}
 _EQUAL: Final = ("$eq", "$ne", "$in", "$not_in")
 _OPERATORS: Final = ("$eq", "$ne", *ORDERED, "$in", "$not_in", "$between")
 _SEARCHED: Final = frozenset({"error", *IN_TEXTS})
@@ -74,11 +76,10 @@ def _parse(query: Any, depth: int) -> AllOf:
 
 
 def _parts(key: Any, value: Any, depth: int) -> Sequence[Condition]:
-    if key in ("$and", "$or"):
+    if key in _COMBINED:
         if not isinstance(value, list):
             raise QueryError(f"{key}: must be a list of queries, not {value!r}")
-        parts = tuple(_parse(part, depth + 1) for part in value)
-        return [AllOf(parts) if key == "$and" else AnyOf(parts)]
+        return [_COMBINED[key](tuple(_parse(part, depth + 1) for part in value))]
     if key == SAMPLE:
         return [parse_sample(value)]
     if key not in FIELDS:
@@ -92,7 +93,7 @@ def parse_sample(value: Any) -> OneSample:
     """Parse the conditions on one sample. Raises `QueryError`."""
     if not isinstance(value, Mapping) or not value:
         raise QueryError(f'{SAMPLE}: must be conditions on one sample, such as {{"reward": 0}}, not {value!r}')
-    if unknown := [key for key in value if key not in SAMPLE_FIELDS]:
+    if unknown := list(without(value, SAMPLE_FIELDS)):
         raise QueryError(f"{SAMPLE}: unknown field {unknown[0]!r}: the fields are {', '.join(SAMPLE_FIELDS)}")
     return OneSample(tuple(part for key, given in value.items() for part in _fields(key, given)))
 

@@ -21,11 +21,6 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.wire.prompts import decode_prompt
 
-MOST_READ = 128
-"""The most groups that a search reads for one page."""
-MOST_READ_BYTES = 32 << 20
-"""A search stops once it has read this many bytes of samples for one page."""
-
 
 class Paging(Querying):
     """Calls that read groups by the page."""
@@ -38,17 +33,14 @@ class Paging(Querying):
         """
         limit = max(1, min(limit, MOST_ROWS))
         if selection.is_ranked:
-            return ranked_page(
-                self.candidates(selection), lambda some: self.read_candidates(some, selection),
-                after=after, filling=Filling(selection, limit, MOST_READ, MOST_READ_BYTES),
-            )  # fmt: skip
+            return ranked_page(self.candidates(selection), selection, self.read_candidates, after=after, limit=limit)
         return self._page_of_sets(selection, *parse_after(after), limit)
 
     def _page_of_sets(self, selection: Selection, place: int, rank: int, limit: int) -> Page:
         sets = list(self._sets(selection))
         sizes = self._sizes(sets)
         read = self.look if selection.searches_samples else self.glance
-        filling = Filling(selection, limit, MOST_READ, MOST_READ_BYTES)
+        filling = Filling(selection, limit)
         while place < len(sets) and (count := filling.next_groups):
             ids = self._ids_at(sets[place], rank, count) if rank < sizes[place] else []
             if ids:

@@ -17,6 +17,10 @@ MOST_ROWS = 200
 """The most groups on a page."""
 SEARCHED_PER_TRIP = 4
 """Groups whose samples are read in one trip."""
+MOST_READ = 128
+"""Groups that a search reads for one page at most."""
+MOST_READ_BYTES = 32 << 20
+"""A search stops once it has read this much of samples for one page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +115,11 @@ def parse_after(after: str) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class Filling:
-    """A page of up to `limit` groups that is being filled. A search in prompts or texts reads at most `most_read`
-    groups, and about `most_bytes` of samples."""
+    """A page of up to `limit` groups that is being filled. A search in prompts or texts reads at most `MOST_READ`
+    groups, and about `MOST_READ_BYTES` of samples."""
 
     selection: Selection
     limit: int
-    most_read: int
-    most_bytes: int
     shown: list[FoundGroup] = field(default_factory=list)
     read: int = 0
     read_bytes: int = 0
@@ -127,9 +129,9 @@ class Filling:
         """How many groups to read next; 0 if the page is complete."""
         most = self.limit - len(self.shown)
         if self.selection.searches_texts:
-            most = min(most, self.most_read - self.read)
+            most = min(most, MOST_READ - self.read)
         if self.selection.searches_samples:
-            most = min(most, SEARCHED_PER_TRIP) if self.read_bytes < self.most_bytes else 0
+            most = min(most, SEARCHED_PER_TRIP) if self.read_bytes < MOST_READ_BYTES else 0
         return max(most, 0)
 
     def add(self, read: int, groups: Iterable[FoundGroup]) -> None:
@@ -145,18 +147,16 @@ class Filling:
         return Page(tuple(self.shown), self.read, after, is_partial)
 
 
-def ranked_page(
-    found: Candidates,
-    read: Callable[[Sequence[Candidate]], Iterable[FoundGroup]],
-    *,
-    after: str,
-    filling: Filling,
-) -> Page:
-    """A page of candidates. `read` returns the groups of some candidates, in their order, except those that are gone.
-    Raises `QueryError`."""
+Reader = Callable[[Sequence[Candidate], Selection], Iterable[FoundGroup]]
+"""Reads the groups of some candidates, in their order, except those that are gone."""
+
+
+def ranked_page(found: Candidates, selection: Selection, read: Reader, *, after: str, limit: int) -> Page:
+    """A page of candidates. Raises `QueryError`."""
     _, rank = parse_after(after)
+    filling = Filling(selection, limit)
     while rank < len(found.listed) and (count := filling.next_groups):
         some = found.listed[rank : rank + count]
-        filling.add(len(some), read(some))
+        filling.add(len(some), read(some, selection))
         rank += len(some)
     return filling.page(f"0.{rank}" if rank < len(found.listed) else None, is_partial=found.is_partial)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from rollq.buffer.common.mappings import without
 from rollq.buffer.values.rollouts import Sample
 
 _NOT_SAID = ("role", "type", "id", "tool_call_id")
@@ -32,5 +33,5 @@ def _said(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):
-        return [text for name, part in value.items() if name not in _NOT_SAID for text in _said(part)]
+        value = list(without(value, _NOT_SAID).values())
     return [text for part in value for text in _said(part)] if isinstance(value, list | tuple) else []

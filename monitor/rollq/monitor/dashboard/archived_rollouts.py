@@ -8,8 +8,7 @@ from rollq.buffer.archive.pages import ArchivePages
 from rollq.buffer.archive.reader import ARCHIVED_AS
 from rollq.buffer.calls.group_details import FoundGroup
 from rollq.buffer.errors import ArchiveError, ConfigError
-from rollq.buffer.query.pages import MOST_READ, MOST_READ_BYTES
-from rollq.buffer.query.selection import MOST_ROWS, Candidate, Candidates, Filling, Page, Selection, ranked_page
+from rollq.buffer.query.selection import MOST_ROWS, Candidate, Candidates, Page, Selection, ranked_page
 from rollq.monitor.dashboard.live_rollouts import LiveRollouts
 from rollq.monitor.dashboard.own_thread import WAIT_S, NotYet, OwnThread
 
@@ -93,7 +92,7 @@ class ArchivedRollouts:
         live, archived = self._live.candidates(selection), pages.candidates(selection)
         merged = sorted([*live.listed, *archived.listed], key=lambda one: one.place)
 
-        def read(some: Sequence[Candidate]) -> Iterator[FoundGroup]:
+        def read(some: Sequence[Candidate], selection: Selection) -> Iterator[FoundGroup]:
             for is_archived, alike in groupby(some, key=lambda one: one.where is not None):
                 if is_archived:
                     yield from self._not_in_buffer(tuple(pages.read_candidates(list(alike), selection)))
@@ -101,7 +100,7 @@ class ArchivedRollouts:
                     yield from self._live.read_candidates(list(alike), selection)
 
         found = Candidates(merged, live.is_partial or archived.is_partial)
-        return ranked_page(found, read, after=after, filling=Filling(selection, limit, MOST_READ, MOST_READ_BYTES))
+        return ranked_page(found, selection, read, after=after, limit=limit)
 
     def _not_in_buffer(self, groups: Sequence[FoundGroup]) -> list[FoundGroup]:
         """The groups that are not in the buffer, whose list already shows the others."""
