@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rq import Queue
 
 from rollq.buffer.calls.orders import Order
+from rollq.buffer.common.ending import cancel
 from rollq.buffer.common.plugins import load_plugin
 from rollq.buffer.common.user_functions import ENGINE, check_object, inside
 from rollq.buffer.errors import ConfigError, RollqError
@@ -165,9 +166,7 @@ class Worker:
         try:
             await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for part in parts:
-                part.cancel()
-            await asyncio.wait(parts)
+            await cancel(parts)
         if starting.cancelled():
             return False
         starting.result()
@@ -203,9 +202,7 @@ class Worker:
         try:
             await serving
         finally:
-            for part in (ending, *background):
-                part.cancel()
-            await asyncio.wait([ending, *background])
+            await cancel([ending, *background])
 
     async def _end_waits(self) -> None:
         """Once the worker stops or is drained, end programs' waits for sessions."""
@@ -234,10 +231,7 @@ class Worker:
 
     async def _report(self) -> None:
         """Report this worker's state to monitors: every second, and at once when it changes."""
-        facts = {
-            "engine": self._engine_name,
-            **({"gateway": self.gateway.url} if self.gateway.url else {}),
-        }
+        facts = {"engine": self._engine_name, **({"gateway": self.gateway.url} if self.gateway.url else {})}
         last_minute = LastMinute(monotonic(), self.maker.times())
         idle_since_s = monotonic()
         while True:

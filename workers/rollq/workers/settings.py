@@ -40,8 +40,7 @@ class WorkerSettings(Settings):
     """A worker: its engine, its capacity, how it follows the weights, and its time limits."""
 
     engine: str = Field(
-        default="transformers",
-        description="transformers, vllm, openai, sglang, simulated, or a dotted path",
+        default="transformers", description="transformers, vllm, openai, sglang, simulated, or a dotted path"
     )
     options: dict[str, Any] = Field(default_factory=dict, description="options of the engine, such as its model")
     tokenizer: Path | None = Field(default=None, description="folder of the tokenizer; default: the engine's model")

@@ -16,7 +16,7 @@ from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.sample_judging import own_verdict
 from rollq.workers.judging.group_judge import GroupJudge, GroupNotJudged
 from rollq.workers.judging.options import NONE
-from rollq.workers.judging.own_answers import FORMS, UNCHECKED, Judged, judge_own_answer
+from rollq.workers.judging.own_answers import FORMS, UNCHECKED, AsSample, Judged, judge_own_answer
 from rollq.workers.judging.rewards import Verdict, failed_as_wrong
 from rollq.workers.user_code.errors import reason_of
 
@@ -95,11 +95,12 @@ class Trying:
         if given is not None:
             row.given = await self._judged(row.prompt, as_sample(given))
             self._note_error(row, row.given)
-            return
-        form = settings.answer_text
-        if self._recipe.judge.name == NONE:
-            return
-        judge = self._recipe.judge.of(row.prompt)
+        elif self._recipe.judge.name != NONE:
+            await self._look_at_answer(row, as_sample)
+
+    async def _look_at_answer(self, row: TriedRow, as_sample: AsSample) -> None:
+        """Judge the row's answer."""
+        form, judge = self._recipe.settings.answer_text, self._recipe.judge.of(row.prompt)
         row.own = await judge_own_answer(judge, row.prompt, as_sample, FORMS if form is None else (form,))
         if row.own is not None and (form is not None or judge.name not in UNCHECKED):
             self._note_own(row, row.own, judge.name)

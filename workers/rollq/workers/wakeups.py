@@ -38,11 +38,7 @@ class Wakeups:
         loop = asyncio.get_running_loop()
         wake = partial(loop.call_soon_threadsafe, self._wake)
         signals = self._signals
-        others = {
-            EventKind.BATCH: signals.batches,
-            EventKind.LEND: signals.offers,
-            EventKind.RETURNED: signals.loans,
-        }
+        others = {EventKind.BATCH: signals.batches, EventKind.LEND: signals.offers, EventKind.RETURNED: signals.loans}
         for kind, signal in others.items():
             channel = self._calls.buffer.event_channel(kind)
             self._others[channel] = partial(_set, loop, signal)

@@ -19,6 +19,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from rollq.buffer.common.child_processes import bare_python
+from rollq.buffer.common.ending import cancel
 from rollq.buffer.common.removing import remove_folder
 from rollq.buffer.values.failures import FailureKind
 from rollq.environments.verifiers.other_python import command, variables
@@ -71,10 +72,7 @@ class Runners:
         """Stop the runners."""
         self.offers.end_waits()
         keeping, self._keeping = self._keeping, []
-        for task in keeping:
-            task.cancel()
-        if keeping:
-            await asyncio.wait(keeping)
+        await cancel(keeping)
 
     async def _keep(self, number: int) -> None:
         """Keep one runner running."""

@@ -57,15 +57,12 @@ class Environment(Protocol):
 
     async def setup(self, prompt: Prompt, session: str) -> Opening:
         """Get ready. `session` is unique to this attempt at this sample."""
-        ...
 
     async def step(self, text: str) -> Step:
         """Answer the model's turn. An exception fails the sample."""
-        ...
 
     async def teardown(self) -> None:
         """Release all resources. Called once, even if `setup` failed or was interrupted."""
-        ...
 
 
 @runtime_checkable
@@ -74,15 +71,12 @@ class TurnEnvironment(Protocol):
 
     async def setup(self, prompt: Prompt, session: str) -> Opening:
         """See `Environment.setup`."""
-        ...
 
     async def respond(self, turn: Turn) -> Step:
         """Answer the model's turn. An exception fails the sample."""
-        ...
 
     async def teardown(self) -> None:
         """See `Environment.teardown`."""
-        ...
 
 
 AnyEnvironment = Environment | TurnEnvironment
@@ -96,7 +90,6 @@ class ResumableEnvironment(Protocol):
     async def resume(self, prompt: Prompt, session: str, messages: Sequence[Message]) -> Opening:
         """Get ready for the turn after `messages`; called instead of `setup`. `messages` are all from the model and
         the other environment since the opening. Returns the same opening as the other environment did."""
-        ...
 
 
 TEARDOWN_S = 10.0

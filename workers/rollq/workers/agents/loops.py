@@ -70,7 +70,6 @@ class AgentLoop(Protocol):
     async def run(self, rollout: Rollout) -> Sample:
         """Generate the sample. An exception fails only this sample; a `SampleFailed` also sets the kind of the failure.
         The loop must not catch `EngineDead`."""
-        ...
 
 
 def is_resumable(loop: AgentLoop) -> bool:

@@ -21,14 +21,7 @@ from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, SampleStatus
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.conversation import Conversation, Message
-from rollq.workers.agents.environments import (
-    AnyEnvironment,
-    Environments,
-    Limits,
-    Opening,
-    ResumableEnvironment,
-    Step,
-)
+from rollq.workers.agents.environments import AnyEnvironment, Environments, Limits, Opening, ResumableEnvironment, Step
 from rollq.workers.agents.loops import Rollout, check_length, failed, finish
 from rollq.workers.agents.turns import ChatFormat, Turn, forms
 from rollq.workers.engines.protocol import Completion, ContextFull, Request, Tokenizer, parse_reason
@@ -47,8 +40,7 @@ class EnvironmentSettings(Settings):
     tool_parser: str = Field(default="", description="how the model writes calls: auto, or the name of a format")
     reasoning_parser: str = Field(default="", description="how the model writes thoughts: one of vLLM's parsers")
     unfinished: FiniteNumber | Literal["fail"] = Field(
-        default=0.0,
-        description="reward of a sample that runs out of turns or tokens before it has one; or fail",
+        default=0.0, description="reward of a sample that runs out of turns or tokens before it has one; or fail"
     )
     concurrent: int = Field(default=256, gt=0, description="environments at the same time, in one worker")
     setup_timeout_s: float = Field(default=60.0, gt=0, description="longest time for setting up an environment")

@@ -56,11 +56,9 @@ class AnyTool(Protocol):
     @property
     def settings(self) -> ToolSettings:
         """The tool's settings, with its limits."""
-        ...
 
     async def call(self, raw_arguments: Mapping[str, Any], prompt: Prompt) -> str:
         """See `Tool.call`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +120,13 @@ class Tool:
             raise
         except SampleFailed as error:
             raise ToolError(f"tool {self.name!r}: {error}", error.kind) from error
-        except TimeoutError as error:
-            raise ToolError(
-                f"tool {self.name!r}: {str(error) or f'took longer than {self.settings.timeout_s:g} s'}"
-            ) from error
         except Exception as error:
-            raise ToolError(f"tool {self.name!r}: {what_happened(error)}") from error
+            raise ToolError(f"tool {self.name!r}: {self._reason(error)}") from error
+
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError):
+            return str(error) or f"took longer than {self.settings.timeout_s:g} s"
+        return what_happened(error)
 
     async def _run(self, arguments: Mapping[str, Any]) -> Any:
         """Call the function, in a thread unless it is async. A call that hangs keeps its place until it ends."""

@@ -48,11 +48,9 @@ class ChatFormat(Protocol):
 
         Otherwise they get the parts: thoughts, content and calls.
         """
-        ...
 
     def check(self, tokenizer: Tokenizer) -> None:
         """Raise `ConfigError` if turns of this tokenizer cannot be parsed."""
-        ...
 
     async def parse(
         self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message] | None, prompt: str
@@ -64,7 +62,6 @@ class ChatFormat(Protocol):
 
         Accepts any text: a turn that cannot be parsed has a malformed call.
         """
-        ...
 
 
 def verbatim_message(turn: Turn) -> Message:

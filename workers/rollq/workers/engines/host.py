@@ -30,13 +30,7 @@ from rollq.workers.engines.protocol import (
     WeightsVersion,
 )
 from rollq.workers.engines.receiver import Incoming, Receiver
-from rollq.workers.engines.weights_check import (
-    SelfChecking,
-    WeightsCheck,
-    WeightsRejected,
-    check_logprobs,
-    confirm,
-)
+from rollq.workers.engines.weights_check import SelfChecking, WeightsCheck, WeightsRejected, check_logprobs, confirm
 from rollq.workers.engines.weights_trial import Trials
 from rollq.workers.user_code.errors import what_happened
 

@@ -155,7 +155,6 @@ class Engine(Protocol):
     @property
     def version(self) -> WeightsVersion:
         """The weights that serve now."""
-        ...
 
     async def start(self) -> None:
         """Load the model. Afterwards `version` identifies its weights."""
@@ -208,7 +207,6 @@ class Scorer(Protocol):
     async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array] | None:
         """For each prompt int32 [T], the logprobs float32 [T - 1] in nats of all tokens except the first, under the
         current weights; None if the engine cannot score. Called only while no weights change. Raises `EngineDead`."""
-        ...
 
 
 @runtime_checkable
@@ -217,7 +215,6 @@ class Summing(Protocol):
 
     async def bit_sums(self) -> Mapping[str, BitSums]:
         """The sums of its parameters, by their names in transformers. Raises `EngineDead`."""
-        ...
 
 
 @runtime_checkable
@@ -227,7 +224,6 @@ class CachingEngine(Engine, Protocol):
     async def cache_error(self) -> float:
         """The mean distance, in nats, between logprobs of next tokens with and without the cache, after a prompt that
         was also used before the last swap. It detects stale keys and values. Raises `EngineDead`."""
-        ...
 
 
 @runtime_checkable
@@ -238,7 +234,6 @@ class BoundedEngine(Protocol):
     def max_sequences(self) -> int | None:
         """How many sequences run at a time: further requests would only wait in the engine. None means no limit. Read
         after the engine has started."""
-        ...
 
 
 @runtime_checkable
@@ -248,7 +243,6 @@ class ImageEngine(Protocol):
     @property
     def takes_images(self) -> bool:
         """Whether the served model reads `Request.images`. If not, requests with images are refused."""
-        ...
 
 
 class Tokenizer(Protocol):
@@ -258,35 +252,28 @@ class Tokenizer(Protocol):
 
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a text that is a whole prompt, with a prompt's special tokens, such as BOS."""
-        ...
 
     def decode(self, ids: list[int], *, special: bool = False) -> str:
         """Text of `ids`, without special tokens unless `special`."""
-        ...
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Render a conversation and definitions of tools by the chat template, up to the assistant's turn."""
-        ...
 
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Token ids of `render`."""
-        ...
 
     def chat_continued(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
         """Token ids of a conversation that ends in the middle of the assistant's last message."""
-        ...
 
     @property
     def chat_template(self) -> str | None:
         """The template that `render` uses for conversations with tools; None without a template."""
-        ...
 
     @property
     def template_options(self) -> Mapping[str, Any]:
         """The task's values for variables of the template."""
-        ...
 
     @property
     def eos_ids(self) -> frozenset[int]: ...
@@ -294,7 +281,6 @@ class Tokenizer(Protocol):
     @property
     def eos_id(self) -> int:
         """The id that ends a finished response."""
-        ...
 
 
 def parse_reason(raw: object) -> FinishReason:

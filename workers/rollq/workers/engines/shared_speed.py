@@ -111,9 +111,9 @@ class SharedSpeed:
         """When the next mark will be reached at the current pace; None without a mark. Drops marks of stopped
         sequences."""
         if len(self._marks) > 100 and len(self._marks) > 4 * self.running:
-            self._marks = [entry for entry in self._marks if _waits(entry[-1])]
+            self._marks = list(filter(_waits, self._marks))
             heapq.heapify(self._marks)
-        while self._marks and not _waits(self._marks[0][-1]):
+        while self._marks and not _waits(self._marks[0]):
             heapq.heappop(self._marks)
         if not self._marks:
             return None
@@ -131,5 +131,6 @@ class SharedSpeed:
         self._set_timer()
 
 
-def _waits(mark: _Mark) -> bool:
+def _waits(entry: tuple[float, bool, int, _Mark]) -> bool:
+    mark = entry[-1]
     return mark.sequence.last is None and not mark.reached.done()

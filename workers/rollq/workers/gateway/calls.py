@@ -120,20 +120,15 @@ class CallProtocol(Protocol):
 
         Raises `CallRefused` with the name of the field for a request that cannot be served.
         """
-        ...
 
     def answer(self, call: Call, body: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
         """The answer to a request that does not stream, as JSON."""
-        ...
 
     def events(self, call: Call, body: Mapping[str, Any], answer: Answer) -> Iterator[bytes]:
         """The answer to a request that streams: server-sent events, each with its blank line."""
-        ...
 
     def error(self, refused: CallRefused) -> dict[str, Any]:
         """The body of an error, as JSON."""
-        ...
 
     def error_events(self, call: Call, refused: CallRefused) -> Iterator[bytes]:
         """The end of a stream that started and gets no answer: server-sent events."""
-        ...

@@ -229,6 +229,10 @@ async def _body(request: web.Request, *, may_be_empty: bool = False) -> Mapping[
         raise CallRefused("the request is larger than max_body_mb of [worker.gateway]", code="too_large") from error
     except ValueError as error:
         raise CallRefused(f"the request is not JSON: {error}") from error
+    return _checked(body)
+
+
+def _checked(body: Any) -> Mapping[str, Any]:
     if not isinstance(body, dict):
         raise CallRefused("the request is not a JSON object")
     for name in ("messages", "input"):  # checked here, before a slower protocol reads them

@@ -49,7 +49,7 @@ class GroupJudging:
         judge = recipe.group_judge
         assert judge is not None
         started_s = monotonic()
-        alone = [before(sample) for sample in samples]
+        alone = list(map(before, samples))
         given = completed(alone)
         try:
             verdicts = await judge.verdicts(lease.prompt, given)
@@ -77,9 +77,9 @@ def after(sample: Sample, verdict: Verdict, judge: GroupJudge, seconds: float) -
         failed = replace(sample, status=SampleStatus.FAILED, error=verdict.error, failure=verdict.failure)
         return replace(failed, reward=None, reward_parts={})
     tokens = token_rewards_of(sample)
-    names = [str(sample.extra["judge"])] if sample.extra.get("judge") else []
+    judges = filter(None, (sample.extra.get("judge"), judge.name.rpartition(".")[2]))
     facts = {
-        "judge": ", ".join([*names, judge.name.rpartition(".")[2]]),
+        "judge": ", ".join(map(str, judges)),
         "judge_s": round(sample.extra.get("judge_s", 0.0) + seconds, 3),
         JUDGED_ALONE: {
             "reward": sample.reward,

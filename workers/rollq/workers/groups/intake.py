@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from functools import partial
+from itertools import islice
 from time import monotonic
 
 from rollq.buffer.calls.replies.tasks import UnderWay
@@ -173,22 +174,23 @@ class Intake:
         asked = sum(ticket.groups for ticket in tickets)
         if asked > self._allowed or not self._is_fresh:  # a large ticket, or a ticket that arrived late
             await self._allow()
-        wanted, held = 0, list[HeldLease]()
-        if self._allowed:
-            async with self.taking:
-                asked_s, wanted, leases = await self._lease(min(asked, self._allowed))
-                given_up = await self._lender.beforehand(leases)
-                if self.stopped and leases:
-                    await self._runner.hand_back(leases)
-                    leases = ()
-                held = [self.start(lease, asked_s, others) for lease, others in zip(leases, given_up, strict=False)]
-        orders, at = [], 0
-        for ticket in tickets:
-            share = held[at : at + ticket.groups]
-            at += len(share)
-            orders.append(TicketGroups(share))
+        wanted, held = await self._lease_and_start(min(asked, self._allowed))
+        rest = iter(held)
+        orders = [TicketGroups(list(islice(rest, ticket.groups))) for ticket in tickets]
         # tickets without pending groups are surplus: put back, they would circulate among the workers
         return Taken(orders, unused=asked - wanted if self._pending and len(held) == wanted else 0)
+
+    async def _lease_and_start(self, most: int) -> tuple[int, list[HeldLease]]:
+        """Lease up to `most` groups and start them. Returns how many groups it asked for, and those that run."""
+        if not most:
+            return 0, []
+        async with self.taking:
+            asked_s, wanted, leases = await self._lease(most)
+            given_up = await self._lender.beforehand(leases)
+            if self.stopped and leases:
+                await self._runner.hand_back(leases)
+                leases = ()
+            return wanted, [self.start(lease, asked_s, rest) for lease, rest in zip(leases, given_up, strict=False)]
 
     def stop(self) -> None:
         """Stop leasing."""

@@ -1,6 +1,7 @@
 """Lends samples of this worker's groups to other workers that have less work."""
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from rollq.buffer.values.rollouts import Lease
 from rollq.workers.buffer_calls import BufferCalls
@@ -80,17 +81,17 @@ class Lender:
         """Give up samples that other workers would make sooner. Raises `StoreLost`."""
         fleet = self._fleet.fleet
         spare = surplus(fleet, self._fleet.share, self._places.open, self._places.capacity) - self._loans.offered
-        held = [entry for entry in self._table if self._may_lend(entry)]
+        held = list(filter(self._may_lend, self._table))
         if spare <= 0 or not held or not self._control.open_tasks:
             return
         under_way = await self._calls.poll(self._calls.buffer.under_way, self._control.open_tasks)
         if under_way.pending:
             return
-        for entry in sorted(held, key=lambda entry: entry.placed):
+        for entry in sorted(held, key=attrgetter("placed")):
             spare -= self._places.of(entry.lease.task).give_up(entry, spare)
         ratio = ratio_elsewhere(fleet, self._maker.speed, self._fleet.counted_tokens_per_s, self._places.taken)
         if spare > 0 and ratio >= LEAST_RATIO:
-            await self._give_up_running([entry for entry in held if self._can_move(entry)], spare)
+            await self._give_up_running(list(filter(self._can_move, held)), spare)
 
     def _may_lend(self, held: HeldLease) -> bool:
         return not held.finished and self._is_lent(held.lease)

@@ -97,7 +97,7 @@ class Loans:
         offers = [_offer(held, samples, monotonic()) for held, samples in chosen.items()]
         answers = await self._calls(self._calls.buffer.offer, offers)
         for offer, answer, (held, samples) in zip(offers, answers, chosen.items(), strict=True):
-            held.offer_calls += bool(offer.added or offer.taken_back)
+            held.offer_calls += any((offer.added, offer.taken_back))
             if answer is None:
                 LeaseTable.stop(held, StopReason.GONE)
             elif back := self._note(offer, samples, answer):

@@ -127,9 +127,7 @@ class Places:
 
         Samples of a stopped group stop waiting: they end at once.
         """
-        for held in [held for held in self._waiting if held.finished]:
-            for turn in self._waiting.pop(held):
-                self._grant(held, turn)
+        self._release_finished()
         while self._waiting and self.taken < self.capacity:
             held = min(self._waiting, key=_turn)
             turns = self._waiting[held]
@@ -139,6 +137,11 @@ class Places:
             self._grant(held, turn)
         if self.free > 0:
             self._signals.room.set()
+
+    def _release_finished(self) -> None:
+        for held in [held for held in self._waiting if held.finished]:
+            for turn in self._waiting.pop(held):
+                self._grant(held, turn)
 
     def _grant(self, held: HeldLease, turn: "asyncio.Future[bool]") -> None:
         if not turn.done():

@@ -7,7 +7,7 @@ from functools import partial
 from rollq.buffer.common.user_functions import inside
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.shards import task_of
-from rollq.buffer.values.rollouts import Lease
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Lease, Sample
 from rollq.workers.agents.loops import AgentLoop, is_resumable, records, sessions
 from rollq.workers.engines.protocol import Sampling, Tokenizer
 from rollq.workers.gateway.open_sessions import Gateway
@@ -86,6 +86,10 @@ class Recipe:
         sampling = self.settings.sampling(0).as_dict()
         return partial(sample_of, prompt_ids=prompt.ids, encode=prompt.tokenizer.encode, sampling=sampling)
 
+    def previous(self, lease: Lease, so_far: Sample) -> Sample:
+        """The sample that the agent loop continues; an empty one unless it resumes `so_far`."""
+        return so_far if so_far.awaits_judge or self.resumes(lease) else EMPTY_SAMPLE
+
     def sampling(self, lease: Lease, index: int, made_tokens: int = 0) -> Sampling:
         """Every sampling parameter of one sample in this attempt, its seed included.
 
@@ -110,24 +114,24 @@ def make_recipes(
     limit_s = settings.judge_timeout_s
     pools = {name: ModelPool(name, pool) for name, pool in settings.pools.items()}
     by_task = {task_of(name): task for name, task in tasks.items()}
-    for name, task in by_task.items():
-        _check_scorers(name, task, pools)
+    _check_scorers(by_task, pools)
     recipes: dict[str, Recipe] = {}
     for name, task in by_task.items():
         context = JudgeContext(limit_s, processes, task.isolate_judge, pools)
         with inside(table_of(name, task)):
             recipes[name] = _make_recipe(task, context, run_seed, gateway)
-    if gateway is not None:
-        gateway.tasks.update(name for name, recipe in recipes.items() if is_offered(recipe.loop))
+            if gateway is not None and is_offered(recipes[name].loop):
+                gateway.tasks.add(name)
     return {name: recipes[task_of(name)] for name in tasks}
 
 
-def _check_scorers(name: str, task: WorkerTask, pools: Mapping[str, ModelPool]) -> None:
-    for scorer in task.scorers:
-        if scorer not in pools:
-            raise ConfigError(
-                f"tasks.{name}.judging.scorers names {scorer!r}: there is no table [worker.pools.{scorer}]"
-            )
+def _check_scorers(tasks: Mapping[str, WorkerTask], pools: Mapping[str, ModelPool]) -> None:
+    for name, task in tasks.items():
+        for scorer in task.scorers:
+            if scorer not in pools:
+                raise ConfigError(
+                    f"tasks.{name}.judging.scorers names {scorer!r}: there is no table [worker.pools.{scorer}]"
+                )
 
 
 def _make_recipe(task: WorkerTask, context: JudgeContext, run_seed: int, gateway: Gateway | None) -> Recipe:
@@ -137,10 +141,7 @@ def _make_recipe(task: WorkerTask, context: JudgeContext, run_seed: int, gateway
         loop=make_loop(task.agent_loop, task.agent_options, gateway),
         judge=judge,
         own_answers=OwnAnswers(
-            judge,
-            task.answer_text,
-            of_text=task.agent_loop == "single_turn",
-            may_raise=task.on_judge_error == "zero",
+            judge, task.answer_text, of_text=task.agent_loop == "single_turn", may_raise=task.on_judge_error == "zero"
         ),
         filters=tuple(Filter.load(path, context.timeout_s) for path in task.filters if path != OVERLONG),
         pools=context.pools,

@@ -1,6 +1,6 @@
 """Asks the judge for the rewards of made samples, and puts them into the samples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from time import monotonic
 
@@ -39,62 +39,51 @@ class SampleJudging:
         judge_s = monotonic() - started_s
         if held.trace:
             held.trace.judged(index, started_s, made)
-        self.judged += 1
-        self.judge_s += judge_s
-        if judge_error := made.error or made.extra.get(JUDGE_ERROR):
-            self._note_unrewarded(judge_error)
+        self.note_group(1, filter(None, [made.error or made.extra.get(JUDGE_ERROR)]), judge_s)
         judge = OWN_REWARD if rewarded else recipe.judge.name_for(held.lease.prompt)
         return replace(made, extra={**made.extra, "judge": judge, "judge_s": round(judge_s, 3)})
 
-    def note_unusable(self, problem: str) -> None:
-        """Note a sample that was not made because its judge cannot use its prompt."""
-        self.judged += 1
-        self._note_unrewarded(problem)
-
-    def note_group(self, samples: int, errors: Sequence[str], seconds: float) -> None:
+    def note_group(self, samples: int, errors: Iterable[str], seconds: float) -> None:
         """Note that this many samples were judged together, with the errors of samples without a reward."""
         self.judged += samples
         self.judge_s += seconds
         for error in errors:
-            self._note_unrewarded(error)
-
-    def _note_unrewarded(self, error: str) -> None:
-        self.unrewarded += 1
-        self.error = error
+            self.unrewarded += 1
+            self.error = error
 
     @staticmethod
     async def _judge(recipe: Recipe, lease: Lease, made: Sample) -> Sample:
         """A completed sample with its reward, or a failed sample. A sample with a reward keeps it. With the judge
         `none`, other samples stay without a reward."""
-        if made.reward is None:
-            verdict = await recipe.judge.judge(lease.prompt, made)
-        else:
-            verdict = own_verdict(made)
-        if verdict.raised and recipe.settings.on_judge_error == "zero":
+        task = recipe.settings
+        verdict = own_verdict(made) if made.reward is not None else await recipe.judge.judge(lease.prompt, made)
+        if verdict.raised and task.on_judge_error == "zero":
             verdict = failed_as_wrong(verdict)
         if verdict.error is not None:
             return _failed(made, verdict.error, verdict.failure)
-        counts_errors = {JUDGE_ERROR: 0.0} if recipe.settings.on_judge_error == "zero" and made.reward is None else {}
+        counts_errors = {JUDGE_ERROR: 0.0} if task.on_judge_error == "zero" and made.reward is None else {}
         judged = replace(
             made,
             reward=verdict.reward,
             reward_parts={**counts_errors, **verdict.parts, **verdict.facts},
             extra={**verdict.notes, **made.extra},
         )
-        task = recipe.settings
-        if lease.evaluation:
-            return judged
-        if verdict.token_rewards is not None:
-            judged = with_token_rewards(judged, verdict.token_rewards)
-        try:
-            check_token_rewards(judged)
-        except ValueError as error:
-            return _failed(made, f"agent loop: {error}", FailureKind.PROGRAM)
-        try:
-            judged = await score(judged, recipe.pools, task.scorers)
-        except ValueError as error:
-            return _failed(made, f"scorer: {error}", FailureKind.PROVIDER)
-        return judged if recipe.group_judge else finished(judged, task)
+        return judged if lease.evaluation else await _trainable(recipe, made, judged, verdict)
+
+
+async def _trainable(recipe: Recipe, made: Sample, judged: Sample, verdict: Verdict) -> Sample:
+    """The judged sample with the rewards of its tokens and with scores, or a failed sample."""
+    if verdict.token_rewards is not None:
+        judged = with_token_rewards(judged, verdict.token_rewards)
+    try:
+        check_token_rewards(judged)
+    except ValueError as error:
+        return _failed(made, f"agent loop: {error}", FailureKind.PROGRAM)
+    try:
+        judged = await score(judged, recipe.pools, recipe.settings.scorers)
+    except ValueError as error:
+        return _failed(made, f"scorer: {error}", FailureKind.PROVIDER)
+    return judged if recipe.group_judge else finished(judged, recipe.settings)
 
 
 def finished(judged: Sample, task: WorkerTask) -> Sample:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rollq.buffer.common.ending import cancel
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.rules.shards import task_of
 from rollq.buffer.values.failures import FailureKind
@@ -120,9 +121,7 @@ class SampleMaker:
 
     async def make(self, recipe: Recipe, held: HeldLease, samples: list[Sample]) -> None:
         """Make the missing entries of `samples` in place. Completed and failed samples stay."""
-        lease = held.lease
-        indices = lease.borrowed or range(len(samples))
-        missing = [index for index in indices if samples[index].status in UNFINISHED]
+        lease, missing = held.lease, _missing(held.lease, samples)
         if not missing:
             return
         try:
@@ -135,7 +134,7 @@ class SampleMaker:
         if problem := await recipe.own_answers.problem(lease.prompt, recipe.as_sample(prompt)):
             for index in missing:
                 samples[index] = failed(problem, FailureKind.GRADER)
-                self.judging.note_unusable(problem)
+            self.judging.note_group(len(missing), [problem] * len(missing), 0.0)
             return
         held.looping.update(missing)
         await all_of([self._make_sample(recipe, held, prompt, samples, index) for index in missing])
@@ -178,12 +177,11 @@ class SampleMaker:
         self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, samples: list[Sample], index: int, ends: SampleEnds
     ) -> bool:
         """Make one sample. Returns True if another worker should make the rest."""
-        lease, places = held.lease, self._places.of(held.lease.task)
         if index in held.given_up:
             held.given_up.discard(index)
-            places.skip(held)
+            self._places.of(held.lease.task).skip(held)
             return True
-        previous = samples[index] if samples[index].awaits_judge or recipe.resumes(lease) else EMPTY_SAMPLE
+        previous = recipe.previous(held.lease, samples[index])
         salvage = self._salvage_of(recipe, held, index, previous)
         rollout = self._rollout(recipe, held, prompt, index, previous, salvage)
         made = await self._generated_sample(recipe, held, index, replace(rollout, at_end=ends.add))
@@ -193,18 +191,16 @@ class SampleMaker:
             held.given_up.discard(index)
             if made.status in UNFINISHED and not held.finished and salvage:
                 samples[index] = made
-                if await self._handed_over(held, salvage, made):
-                    return True
-                return await self._make_with(recipe, held, prompt, samples, index, ends)
+                is_lent = await self._handed_over(held, salvage, made)
+                return is_lent or await self._make_with(recipe, held, prompt, samples, index, ends)
         self._note_generated(held, index)
-        if made.status is SampleStatus.ABORTED and not recipe.resumes(lease):
+        if made.status is SampleStatus.ABORTED and not recipe.resumes(held.lease):
             samples[index] = EMPTY_SAMPLE
             return False
-        if _is_unjudged(made) and not lease.evaluation and ends.is_empty:
-            # in case the group is stopped while the sample is judged
-            samples[index] = storable(replace(made, status=SampleStatus.ABORTED))
+        if ends.is_empty:
+            samples[index] = _until_judged(held.lease, made, samples[index])
         samples[index] = await self._judged_sample(recipe, held, prompt, index, made)
-        held.expected_tokens = expected_tokens(lease, samples)
+        held.expected_tokens = expected_tokens(held.lease, samples)
         await self._keep_made(recipe, held, salvage, samples[index])
         return False
 
@@ -339,6 +335,11 @@ class SampleMaker:
             report(so_far)
 
 
+def _missing(lease: Lease, samples: Sequence[Sample]) -> list[int]:
+    """The indices of the samples that this lease is for and that are unfinished."""
+    return [index for index in lease.borrowed or range(len(samples)) if samples[index].status in UNFINISHED]
+
+
 def storable(made: Sample) -> Sample:
     """The sample. If the buffer would refuse it, and with it the whole group, a failed sample with the reason."""
     made = made if made.error is None else replace(made, error=shown(made.error))
@@ -379,22 +380,15 @@ async def all_of(work: Sequence[Coroutine[Any, Any, None]]) -> None:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
-        await _cancel(tasks)
+        await cancel(tasks)
+        for task in tasks:
+            task.cancelled() or task.exception()  # retrieved, so asyncio does not log it
     for task in sorted(tasks, key=asyncio.Task.cancelled):  # errors before the cancellations that they caused
         task.result()
 
 
-async def _cancel(tasks: "Sequence[asyncio.Task[None]]") -> None:
-    """Cancel the tasks that are still running, and wait until all have ended."""
-    running = [task for task in tasks if not task.done()]
-    for task in running:
-        task.cancel()
-    if running:
-        await asyncio.wait(running)
-    for task in tasks:
-        task.cancelled() or task.exception()  # retrieved, so asyncio does not log it
-
-
-def _is_unjudged(sample: Sample) -> bool:
-    """Whether a finished sample has no reward yet."""
-    return sample.status is SampleStatus.COMPLETED and sample.reward is None
+def _until_judged(lease: Lease, made: Sample, before: Sample) -> Sample:
+    """The sample in case its group is stopped while it is judged: if it needs no judge, as it was `before`."""
+    if made.status is not SampleStatus.COMPLETED or made.reward is not None or lease.evaluation:
+        return before
+    return storable(replace(made, status=SampleStatus.ABORTED))

@@ -178,13 +178,10 @@ class WorkerTask(TaskRules, RolloutSettings):
         "at max_tokens out of the loss; a dotted path names a custom filter",
     )
     spread: Literal["never", "tail"] = Field(
-        default="tail",
-        description="whether idle workers make samples of other workers' groups (tail), or never do",
+        default="tail", description="whether idle workers make samples of other workers' groups (tail), or never do"
     )
     overlong_buffer_tokens: int = Field(
-        default=0,
-        ge=0,
-        description="last tokens before max_tokens, over which overlong_penalty grows linearly from 0",
+        default=0, ge=0, description="last tokens before max_tokens, over which overlong_penalty grows linearly from 0"
     )
     overlong_penalty: float = Field(
         default=1.0, ge=0, description="amount subtracted from the reward of a sample that reaches max_tokens"

@@ -86,29 +86,37 @@ class Judge:
         if self.name == NONE:
             return Verdict()
         if self.choose:
-            try:
-                judge = self.of(prompt)
-            except ValueError as error:
-                return Verdict(error=f"judge: {error}")
-            return await judge.verdict(prompt, sample)
+            return await self._chosen(prompt, sample)
         try:
             answer = await self.call(prompt, sample)
-        except TimeoutError as error:
-            return self._failed(str(error), raised=True)
-        except CallsHang as error:
-            return self._failed(f"{error}; set isolate_judge = true to kill calls that take too long")
-        except SampleFailed as error:
-            return self._failed(said_by(error), error)._replace(failure=error.kind)
-        except InvalidReward as error:
-            return self._failed(str(error), error)
         except Exception as error:  # noqa: BLE001 - any error in a judge fails only its sample
-            reason = str(error) if isinstance(error, JudgeFailed) else reason_of(error)
-            return self._failed(reason, error, raised=True)
+            return self._raised(error)
         try:
             with guarded():
                 return check_answer(answer, sample)
         except Exception as error:  # noqa: BLE001 - the answer may be any object
             return self._failed(reason_of(error), error)
+
+    async def _chosen(self, prompt: Prompt, sample: Sample) -> Verdict:
+        """The verdict of the prompt's judge."""
+        try:
+            judge = self.of(prompt)
+        except ValueError as error:
+            return Verdict(error=f"judge: {error}")
+        return await judge.verdict(prompt, sample)
+
+    def _raised(self, error: Exception) -> Verdict:
+        match error:
+            case TimeoutError():
+                return self._failed(str(error), raised=True)
+            case CallsHang():
+                return self._failed(f"{error}; set isolate_judge = true to kill calls that take too long")
+            case SampleFailed():
+                return self._failed(said_by(error), error)._replace(failure=error.kind)
+            case InvalidReward():
+                return self._failed(str(error), error)
+        reason = str(error) if isinstance(error, JudgeFailed) else reason_of(error)
+        return self._failed(reason, error, raised=True)
 
     def _failed(self, reason: str, cause: Exception | None = None, *, raised: bool = False) -> Verdict:
         return Verdict(error=f"judge {self.name!r}: {reason}", raised=raised, cause=cause)

@@ -5,7 +5,7 @@ import re
 from typing import Any, Final
 
 from rollq.workers.judging.answers import SHOWN, equals_as_number, expressions_of
-from rollq.workers.judging.numbers import are_equal, only_number, with_plain_powers
+from rollq.workers.judging.numbers import Number, are_equal, only_number, with_plain_powers
 
 _BOX: Final = re.compile(r"\\boxed\s*(?:\{|(?=\w))")
 _DELIMITED: Final = re.compile(r"\\boxed|\$")
@@ -23,6 +23,11 @@ def match_pattern(text: str, answer: Any, pattern: str, compare: bool) -> float:
     return float(equals_as_number(matches[-1], answer))
 
 
+def _number_of(parsed: list[Any]) -> Number | None:
+    """The number in what math-verify has read; None if it is not a plain number."""
+    return only_number(parsed[-1]) if parsed and isinstance(parsed[-1], str) else None
+
+
 def match_math(text: str, answer: Any) -> float:
     """1 if the text's final expression equals the expression of an accepted answer as mathematics; else 0.
 
@@ -35,13 +40,13 @@ def match_math(text: str, answer: Any) -> float:
     # math-verify's timeouts use signals, and it warns when they are off; the judge process has a timeout instead.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     said = parse(with_plain_powers(last_box(text)), parsing_timeout=None)
-    said_number = only_number(said[-1]) if said and isinstance(said[-1], str) else None
+    said_number = _number_of(said)
     for expression in expressions_of(answer):
         plain = with_plain_powers(expression)
         expected = parse(plain if _DELIMITED.search(plain) else f"${plain}$", parsing_timeout=None)
         if not expected:
             raise ValueError(f"the answer {expression!r:.{SHOWN}} cannot be read by math-verify as an expression")
-        number = only_number(expected[-1]) if isinstance(expected[-1], str) else None
+        number = _number_of(expected)
         if number is not None and said_number is not None:
             is_right = are_equal(number, said_number)
         else:

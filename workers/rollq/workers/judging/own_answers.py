@@ -106,14 +106,18 @@ async def judge_own_answer(
         return None
     judgements: list[Judged] = []
     for form in forms:
-        text = form.replace(PLACEHOLDER, answer)
-        verdict = await judge.verdict(prompt, as_sample(text))
-        needs_wrong = verdict.reward is not None and verdict.reward <= 0
-        wrong = await judge.verdict(prompt, as_sample(form.replace(PLACEHOLDER, WRONG))) if needs_wrong else None
-        judgements.append(Judged(text, verdict, wrong))
+        judgements.append(await _judge_form(judge, prompt, as_sample, form, answer))
         if judgements[-1].is_accepted or judgements[-1].is_interrupted:
             return judgements[-1]
     return next((judged for judged in judgements if judged.verdict.reward is not None), judgements[0])
+
+
+async def _judge_form(judge: Judge, prompt: Prompt, as_sample: AsSample, form: str, answer: str) -> Judged:
+    text = form.replace(PLACEHOLDER, answer)
+    verdict = await judge.verdict(prompt, as_sample(text))
+    needs_wrong = verdict.reward is not None and verdict.reward <= 0
+    wrong = await judge.verdict(prompt, as_sample(form.replace(PLACEHOLDER, WRONG))) if needs_wrong else None
+    return Judged(text, verdict, wrong)
 
 
 class OwnAnswers:

@@ -159,6 +159,6 @@ def plain_credit(credit: Credit) -> dict[str, Any]:
     verdict = Verdict() if credit.reward is None else check_reward(credit.reward)
     return {
         "reward": None if verdict.reward is None else plain_verdict(verdict),
-        "tokens": None if credit.tokens is None else [finite(value) for value in credit.tokens],
-        "turns": None if credit.turns is None else [finite(value) for value in credit.turns],
+        "tokens": None if credit.tokens is None else list(map(finite, credit.tokens)),
+        "turns": None if credit.turns is None else list(map(finite, credit.turns)),
     }

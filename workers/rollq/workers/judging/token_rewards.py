@@ -4,8 +4,10 @@ Invariant: all segments of a sample have the array, or none has it.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rollq.buffer.rewards.credit import TOKEN_REWARDS, last_tokens
 from rollq.buffer.values.rollouts import ArrayRef, Float32Array, Sample
@@ -64,14 +66,17 @@ def check_token_rewards(sample: Sample) -> None:
     if all(array is None for array in rewards):
         return
     for segment, array in zip(sample.segments, rewards, strict=True):
-        if isinstance(array, ArrayRef):
-            continue
         if array is None:
             raise ValueError(f"array {TOKEN_REWARDS!r} is missing in a segment; all or none have it")
-        if array.dtype != np.float32 or array.shape != segment.response_ids.shape:
-            raise ValueError(
-                f"array {TOKEN_REWARDS!r} is {array.dtype} {list(array.shape)}; expected float32 "
-                f"{list(segment.response_ids.shape)}, one for each response token"
-            )
-        if not np.isfinite(array).all():
-            raise ValueError(f"array {TOKEN_REWARDS!r} has numbers that are not finite")
+        if not isinstance(array, ArrayRef):
+            _check_array(array, segment.response_ids.shape)
+
+
+def _check_array(array: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
+    if array.dtype != np.float32 or array.shape != shape:
+        raise ValueError(
+            f"array {TOKEN_REWARDS!r} is {array.dtype} {list(array.shape)}; expected float32 "
+            f"{list(shape)}, one for each response token"
+        )
+    if not np.isfinite(array).all():
+        raise ValueError(f"array {TOKEN_REWARDS!r} has numbers that are not finite")

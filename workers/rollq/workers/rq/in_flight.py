@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from rq.job import JobStatus
 
+from rollq.buffer.common.ending import cancel
 from rollq.buffer.errors import RunMismatch, StoreLost
 from rollq.workers.rq.records import JobRecord, JobRecords
 
@@ -98,8 +99,4 @@ class TicketsInFlight:
         await asyncio.wait([at_once, done], timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         at_once.cancel()
         done.cancel()
-        running = [task for task in tasks if not task.done()]
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running, timeout=HAND_BACK_S)
+        await cancel(tasks, HAND_BACK_S)

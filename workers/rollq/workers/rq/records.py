@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -116,9 +117,9 @@ class JobRecords:
         for record in ended:
             self._open.pop(record.job.id, None)
 
-        if not self._send(lambda pipe: self._fill(pipe, started, ended)):
+        if not self._send(partial(self._fill, started=started, ended=ended)):
             log.warning("memory of the queue's server is full: RQ's records of %d tickets are dropped", len(changes))
-            self._send(lambda pipe: self._forget(pipe, ended))
+            self._send(partial(self._forget, ended=ended))
 
     def _fill(self, pipe: Pipeline, started: Sequence[JobRecord], ended: Sequence[JobRecord]) -> None:
         for record in started:

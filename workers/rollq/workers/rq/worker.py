@@ -29,6 +29,7 @@ from rq import Queue
 from rq.job import JobStatus
 from rq.worker import BaseWorker
 
+from rollq.buffer.common.ending import cancel
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import RunMismatch, ServerError, ServerRefused, StoreLost, TicketRefused
 from rollq.buffer.store.connection import Patience
@@ -143,9 +144,7 @@ class RqWorker(BaseWorker):
             await asyncio.wait([intake], timeout=LAST_POP_S)  # longer only if a server is unreachable
             await self._in_flight.finish(self._forced, self._grace_s)
         finally:
-            for part in parts:
-                part.cancel()
-            await asyncio.wait(parts)
+            await cancel(parts)
             self._closing.set()  # ends waits for an unreachable server
             await self._say_goodbye()
         if self.fatal is not None:

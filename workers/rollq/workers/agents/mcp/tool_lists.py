@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from rollq.buffer.common.mappings import without
 from rollq.buffer.errors import ConfigError
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.tool_calls import CallError
@@ -93,7 +94,7 @@ class ToolList:
         for name in only:
             if name not in tools:
                 raise ConfigError(f"only: the server has no tool {name!r}; it has {', '.join(tools) or 'none'}")
-        kept = {name: tool for name, tool in tools.items() if not only or name in only}
+        kept = without(tools, tools.keys() - {*only}) if only else tools
         if not kept:
             raise ConfigError("the server has no tools")
         for tool_schema in kept.values():

@@ -37,14 +37,7 @@ from rollq.workers.engines.openai.dialect import NO_VERSION, Description, Dialec
 from rollq.workers.engines.openai.server import WrongWeights
 from rollq.workers.engines.openai.servers import Servers
 from rollq.workers.engines.openai.tokens import Tokens, join_parts
-from rollq.workers.engines.protocol import (
-    REPORT_TOKENS,
-    Completion,
-    EngineDead,
-    Request,
-    SwapMode,
-    WeightsVersion,
-)
+from rollq.workers.engines.protocol import REPORT_TOKENS, Completion, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.tensors import read_model
 from rollq.workers.engines.weights_check import WeightsCheck, WeightsLate, WeightsRejected
 from rollq.workers.http.client import exchange

@@ -133,7 +133,7 @@ class DecodeBatch:
         """Remove sequences. Returns the indices int64 of the remaining rows, None for all."""
         if not leaving:
             return None
-        gone = {id(sequence) for sequence in leaving}
+        gone = set(map(id, leaving))
         stay = [row for row, sequence in enumerate(self.sequences) if id(sequence) not in gone]
         self.sequences = [self.sequences[row] for row in stay]
         self._set_rows()
@@ -205,8 +205,7 @@ class DecodeBatch:
             return FinishReason.STOP
         if sequence.sampling.stop:
             response = sequence.context[len(sequence.context) - sequence.prefix_tokens :] + sequence.ids
-            text = self._decode(response)
-            if any(stop in text for stop in sequence.sampling.stop):
+            if any(map(self._decode(response).__contains__, sequence.sampling.stop)):
                 return FinishReason.STOP
         return FinishReason.LENGTH if len(sequence.ids) >= sequence.token_limit else None
 

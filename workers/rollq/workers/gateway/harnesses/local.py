@@ -21,6 +21,7 @@ from pydantic import Field, field_validator
 
 from rollq.buffer.common import exact_json
 from rollq.buffer.common.child_processes import INHERITED
+from rollq.buffer.common.ending import cancel
 from rollq.buffer.common.mappings import filled
 from rollq.buffer.common.plugins import load_plugin
 from rollq.buffer.common.process_environment import hide_environment
@@ -66,12 +67,10 @@ class HarnessSettings(SessionSettings):
         default=None, description="folder that is copied for each sample, where the command runs; default: empty"
     )
     workspace_field: str = Field(
-        default="",
-        description="name in the rows' metadata of the folder in workspace to copy; default: all of it",
+        default="", description="name in the rows' metadata of the folder in workspace to copy; default: all of it"
     )
     workspace_at: str = Field(
-        default="",
-        description="path, as /app, at which the command sees its workspace too; needs namespaces of Linux",
+        default="", description="path, as /app, at which the command sees its workspace too; needs namespaces of Linux"
     )
     images: str = Field(
         default="",
@@ -222,18 +221,10 @@ class Harness:
                 await asyncio.wait([exiting], timeout=SETTLE_S)
             return exiting.result() if exiting.done() else None
         finally:
-            for waiting in (exiting, closing):
-                waiting.cancel()
-                with suppress(asyncio.CancelledError):
-                    await waiting
+            await cancel([exiting, closing])
 
     def _sample(
-        self,
-        session: Session,
-        folder: HarnessFolder,
-        counts: Mapping[str, int],
-        exit_code: int | None,
-        is_closed: bool,
+        self, session: Session, folder: HarnessFolder, counts: Mapping[str, int], exit_code: int | None, is_closed: bool
     ) -> Sample:
         tail = folder.tail()
         facts = {"exit_code": exit_code, "output": tail, "workspace": str(folder.workspace), **counts}
@@ -253,15 +244,20 @@ class Harness:
 
 def _check_places(settings: HarnessSettings) -> None:
     """Raise `ConfigError` for a program or a folder that does not exist."""
-    program, workspace = settings.command[0], settings.workspace
+    program = settings.command[0]
     if "/" not in program and not settings.images and shutil.which(program) is None:
         raise ConfigError(f"agent_options.command: {program!r} is not on the PATH of this worker")
-    if settings.workspace_field and workspace is None:
+    if settings.workspace is not None:
+        _check_folder("workspace", settings.workspace)
+    elif settings.workspace_field:
         raise ConfigError("agent_options.workspace_field names folders in agent_options.workspace, which is missing")
-    named = [("workspace", workspace), *(("writable", place) for place in settings.writable)]
-    for option, place in named:
-        if place is not None and not place.is_dir():
-            raise ConfigError(f"agent_options.{option}: {str(place)!r} is not a folder")
+    for place in settings.writable:
+        _check_folder("writable", place)
+
+
+def _check_folder(option: str, place: Path) -> None:
+    if not place.is_dir():
+        raise ConfigError(f"agent_options.{option}: {str(place)!r} is not a folder")
 
 
 def harness_loop(gateway: Gateway, **options: Any) -> Harness:

@@ -9,14 +9,7 @@ from typing import Any, Final
 from rollq.workers.agents.conversation import Message
 from rollq.workers.gateway.calls import Answer, Call, CallRefused, call_id
 from rollq.workers.gateway.protocols import fields
-from rollq.workers.gateway.protocols.writing import (
-    DONE,
-    arguments_of,
-    event,
-    openai_error,
-    openai_finish,
-    openai_usage,
-)
+from rollq.workers.gateway.protocols.writing import DONE, arguments_of, event, openai_error, openai_finish, openai_usage
 
 SERVED: Final = frozenset(
     ("model", "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stop", "stream",

@@ -91,6 +91,10 @@ def _prompt(prompt: Any) -> tuple[str | None, tuple[int, ...] | None]:
         if isinstance(entries[0], str):
             return fields.text(entries[0], "prompt[0]"), None
         entries = fields.items(entries[0], "prompt[0]")
-    if not entries or not all(type(id) is int and 0 <= id <= LARGEST_ID for id in entries):
+    if not entries or not all(map(_is_token_id, entries)):
         raise CallRefused("prompt must be a string or a list of token ids")
     return None, tuple(entries)
+
+
+def _is_token_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST_ID

@@ -10,12 +10,7 @@ from rollq.workers.gateway.calls import CONTEXT_FULL, Answer, CallRefused
 DONE: Final = b"data: [DONE]\n\n"
 """The end of a stream of completions."""
 
-_KINDS: Final = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
+_KINDS: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 def event(data: Any, kind: str | None = None) -> bytes:

@@ -23,15 +23,7 @@ from rollq.workers.agents.stop_strings import first_among
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.agents.turns import ChatFormat, Turn
 from rollq.workers.engines.protocol import Completion, ContextFull, EngineDead, Request, Sampling
-from rollq.workers.gateway.calls import (
-    CONTEXT_FULL,
-    Answer,
-    Call,
-    CallRefused,
-    call_id,
-    context_full,
-    session_over,
-)
+from rollq.workers.gateway.calls import CONTEXT_FULL, Answer, Call, CallRefused, call_id, context_full, session_over
 from rollq.workers.gateway.protocols.fields import label
 from rollq.workers.gateway.sessions.call_nodes import Located, Node, Placement
 from rollq.workers.gateway.sessions.call_records import RecordedCall

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from rollq.buffer.common.ending import cancel
 from rollq.buffer.common.mappings import filled
 from rollq.buffer.values.rollouts import FinishReason, Sample
 from rollq.workers.agents.loops import Rollout, failed
@@ -44,11 +45,7 @@ class Session:
     """The calls of one harness. All methods run on the event loop."""
 
     def __init__(
-        self,
-        rollout: Rollout,
-        chat_format: ChatFormat,
-        limits: SessionLimits,
-        chosen: Chooser | None = None,
+        self, rollout: Rollout, chat_format: ChatFormat, limits: SessionLimits, chosen: Chooser | None = None
     ) -> None:
         """`chosen` decides which calls are trained; by default all. Raises `CorruptFrame`, as `Answering` does.
 
@@ -162,11 +159,7 @@ class Session:
     async def stop(self) -> None:
         """Stop all running calls."""
         self.closed.set()
-        running = [asked.task for asked in self._calls if not asked.task.done()]
-        for answering in running:
-            answering.cancel()
-        if running:
-            await asyncio.wait(running)
+        await cancel([asked.task for asked in self._calls])
 
     def stopped_sample(self) -> Sample | None:
         """The calls so far, for the next attempt, if the group is being stopped. Raises `EngineDead`."""
