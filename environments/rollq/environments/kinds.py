@@ -49,20 +49,16 @@ class Source(Protocol):
 
     def identity(self) -> dict[str, str]:
         """Everything the rows depend on: the package, its version from its metadata, the options and the split."""
-        ...
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows in order, as JSON: `prompt` or `messages`, `answer` if there is one, and `env`, with which the
         bridge opens the row again. They are the same in every process and on every machine."""
-        ...
 
     def settings(self) -> dict[str, Any]:
         """The keys of a task that this environment sets, by field: `judge`, `agent_loop`, `agent_options`, ..."""
-        ...
 
     def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         """The faults of these rows, of their grader and of their episodes, found without a model."""
-        ...
 
 
 class Kind(Protocol):
@@ -71,19 +67,15 @@ class Kind(Protocol):
     def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> Source:
         """The environment of this name. Relative paths in its name and options start at `folder`, on which its
         identity does not depend. Raises `ConfigError` for a name, an option or a split that does not exist."""
-        ...
 
     def installed(self) -> str:
         """The version of the package that it needs; empty without it. A kind without a package says "built in"."""
-        ...
 
     def install(self) -> str:
         """How to install what it needs."""
-        ...
 
     def names(self) -> Iterable[str]:
         """The names that it knows; empty if only the user knows them."""
-        ...
 
 
 def path_in(folder: Path, written: str) -> Path:

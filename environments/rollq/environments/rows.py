@@ -10,9 +10,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -67,43 +67,59 @@ def write_rows(environment: Environment, path: Path, folder: Path) -> Written:
 
     Raises `ConfigError`.
     """
-    evaluated = {digest for other in environment.left_out for digest in _digests(write_missing_rows(other, folder))}
-    seen: set[bytes] = set()
+    others = [_digests(write_missing_rows(other, folder)) for other in environment.left_out]
+    sieve = _Sieve(set[bytes]().union(*others))
     lines: list[bytes] = []
-    first: list[dict[str, Any]] = []
-    repeated = left_out = since_new = 0
     reported_s = time.monotonic()
     with closing(made_rows(environment)) as rows:
-        for row in rows:
-            if len(first) < COMPARED:
-                first.append(row)
-            digest = digest_of(row)
-            if digest in seen:
-                repeated, since_new = repeated + 1, since_new + 1
-                if since_new >= max(PATIENCE, 2 * len(seen)):
-                    break
-                continue
-            since_new = 0
-            seen.add(digest)
-            if digest in evaluated:
-                left_out += 1
-                continue
+        for row in islice(sieve.new(rows), environment.rows):
             lines.append(exact_json.dumps(row) + b"\n")
-            if len(lines) == environment.rows:
-                break
             if time.monotonic() - reported_s > REPORT_S:
                 log.info("%s: %s rows so far", environment.env, f"{len(lines):,}")
                 reported_s = time.monotonic()
     if not lines:
         raise ConfigError(
             f'env = "{environment.env}": there are no rows'
-            + (" except rows of evaluations: set a smaller env_options.rows for these" if left_out else "")
+            + (" except rows of evaluations: set a smaller env_options.rows for these" if sieve.left_out else "")
         )
     try:
         atomic_file(path, b"".join(lines))
     except OSError as error:
         raise ConfigError(f'env = "{environment.env}": {path} cannot be written: {error.strerror}') from error
-    return Written(len(lines), repeated, left_out, unstable_rows(environment, COMPARED, first))
+    return Written(len(lines), sieve.repeated, sieve.left_out, unstable_rows(environment, COMPARED, sieve.first))
+
+
+@dataclass(slots=True)
+class _Sieve:
+    """Lets each row through once, without the rows of evaluations, whose digests are `evaluated`. `first` are the first
+    rows that came."""
+
+    evaluated: Set[bytes]
+    first: list[dict[str, Any]] = field(default_factory=list)
+    repeated: int = 0
+    left_out: int = 0
+
+    def new(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The rows that come for the first time, until nothing but repeats has come for too long."""
+        seen, since_new = set[bytes](), 0
+        for row in rows:
+            self._keep(row)
+            digest = digest_of(row)
+            if digest in seen:
+                self.repeated, since_new = self.repeated + 1, since_new + 1
+                if since_new >= max(PATIENCE, 2 * len(seen)):
+                    return
+                continue
+            since_new = 0
+            seen.add(digest)
+            if digest in self.evaluated:
+                self.left_out += 1
+            else:
+                yield row
+
+    def _keep(self, row: dict[str, Any]) -> None:
+        if len(self.first) < COMPARED:
+            self.first.append(row)
 
 
 def first_row(environment: Environment) -> dict[str, Any]:

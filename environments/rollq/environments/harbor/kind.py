@@ -78,11 +78,7 @@ class TaskFolder:
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each task, by name. Raises `ConfigError`."""
         for task in self.tasks:
-            yield {
-                "prompt": task.instruction(),
-                ENV: {"task": task.name},
-                WORKSPACE: f"{task.name}/{FILES}",
-            }
+            yield {"prompt": task.instruction(), ENV: {"task": task.name}, WORKSPACE: f"{task.name}/{FILES}"}
 
     def settings(self) -> dict[str, Any]:
         """The loop `harness` with the row's files and the longest time limit of a task, and the judge that runs

@@ -73,14 +73,15 @@ async def _rubbish(grader: Grader, rows: Sequence[Mapping[str, Any]]) -> list[Fi
     verdicts = {text: await asyncio.gather(*(_score(grader, row, text) for row in rows)) for text in RUBBISH}
     paid = [text for text, of_text in verdicts.items() if set(of_text) <= {1.0}]
     upset = {text: reason for text, of_text in verdicts.items() for reason in _reasons(of_text)[:1]}
-    findings = [Finding(Level.ERROR, f"rubbish scores 1 for all questions: {_listed(paid)}", 0)] if paid else []
-    return [*findings, *_upsets(upset)]
+    return list(_faults(paid, upset))
 
 
-def _upsets(reasons: Mapping[str, str]) -> Iterator[Finding]:
-    """The texts for which the grader gives no score, with the reason for each."""
-    hanging = [text for text, reason in reasons.items() if "took longer" in reason]
-    raising = without(reasons, hanging)
+def _faults(paid: list[str], upset: Mapping[str, str]) -> Iterator[Finding]:
+    """Findings about texts that score 1, and about texts without a score, each with the reason for it."""
+    hanging = [text for text, reason in upset.items() if "took longer" in reason]
+    raising = without(upset, hanging)
+    if paid:
+        yield Finding(Level.ERROR, f"rubbish scores 1 for all questions: {_listed(paid)}", 0)
     if hanging:
         yield Finding(Level.WARNING, f"the grader hangs on {_listed(hanging)}, which scores 0", 0)
     if raising:

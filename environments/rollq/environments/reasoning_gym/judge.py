@@ -40,8 +40,7 @@ class GeneratorOptions(Settings):
     generator: str = Field(description="the generator")
     options: dict[str, Any] = Field(default_factory=dict, description="its options")
     trust_graders: bool = Field(
-        default=False,
-        description="use a grader that is known to be wrong, or that runs text as code without a seal",
+        default=False, description="use a grader that is known to be wrong, or that runs text as code without a seal"
     )
 
 

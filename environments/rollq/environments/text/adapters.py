@@ -17,15 +17,12 @@ class Adapter(Protocol):
 
     def reset(self, seed: int) -> list[Message]:
         """Begin. Returns the messages of the opening."""
-        ...
 
     def step(self, text: str) -> Message:
         """Answer the model's text. Returns `messages`, `reward`, `done`, `truncated` and `invalid`."""
-        ...
 
     def close(self) -> None:
         """Release what the environment has."""
-        ...
 
 
 class NotAnEnvironment(Exception):
