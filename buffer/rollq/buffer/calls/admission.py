@@ -17,14 +17,7 @@ class Admission(Sweeping):
     """The calls that producers make. Any number of producers may run for one task."""
 
     def admit(
-        self,
-        task: str,
-        prompts: Sequence[tuple[Prompt, int]],
-        *,
-        epoch: int,
-        cursor: int,
-        target: int,
-        step: int,
+        self, task: str, prompts: Sequence[tuple[Prompt, int]], *, epoch: int, cursor: int, target: int, step: int
     ) -> Admitted:
         """Turn prompts into pending groups, as many as `target` leaves room for, and move the cursor with them.
 

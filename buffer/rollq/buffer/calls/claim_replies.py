@@ -1,6 +1,6 @@
 """Claims of a step: their requests, and batches and plans from the replies of their functions. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -156,8 +156,7 @@ def claimed_group(
 
 def shortfall_of(step: int, replies: Mapping[str, Any], wanted: Mapping[str, int]) -> Shortfall:
     """The shortfall from the replies to claims, see `claim.lua`."""
-    incomplete = {task: _readiness(reply) for task, reply in replies.items() if reply[0] not in (b"given_up", b"batch")}
-    short = {task: lacking for task, lacking in incomplete.items() if lacking.is_short_of(wanted[task])}
+    short = {task: lacking for task, lacking in _incomplete(replies) if lacking.is_short_of(wanted[task])}
     return Shortfall(
         step,
         ready={task: lacking.ready for task, lacking in short.items()},
@@ -167,5 +166,7 @@ def shortfall_of(step: int, replies: Mapping[str, Any], wanted: Mapping[str, int
     )
 
 
-def _readiness(reply: Any) -> Readiness:
-    return Readiness(*(reply[6:9] if has_groups(reply) else reply[1:4]))
+def _incomplete(replies: Mapping[str, Any]) -> Iterator[tuple[str, Readiness]]:
+    for task, reply in replies.items():
+        if reply[0] not in (b"given_up", b"batch"):
+            yield task, Readiness(*(reply[6:9] if has_groups(reply) else reply[1:4]))

@@ -54,7 +54,7 @@ class Excluding(Registry, Steering, Inspection):
     def drop_waiting(self, task: str, rows: Iterable[int]) -> int:
         """Drop the groups of rows that wait for a worker; returns how many. Others stay: their samples are already paid
         for."""
-        wanted, dropped = {str(row).encode() for row in rows}, 0
+        wanted, dropped = set(map(str.encode, map(str, rows))), 0
         first = int(self.counts(task).progress.get("prompts_from", 1))
         keys = task_keys(self.run, task)
         for status in WAITING:

@@ -224,20 +224,23 @@ def _lease(attempt: str, leased: str, until_ms: int | None, end: str, parts: str
     return PastLease(int(attempt), worker, int(version), int(from_ms), until_ms, end, int(parts))
 
 
+def _decode_whole(stored: Mapping[str, bytes], problems: list[str]) -> dict[int, Sample]:
+    try:
+        return dict(enumerate(decode_samples(stored[WHOLE])))
+    except CorruptFrame as error:
+        problems.append(str(error))
+        return {}
+
+
 def _decode_samples(stored: Mapping[str, bytes], letters: str) -> tuple[tuple[Sample, ...], str]:
     """The samples by their `letters`, and the problem with samples that cannot be read."""
     single, problems = frames_by_index(stored), list[str]()
     samples = [EMPTY_SAMPLE] * len(letters)
-    whole: dict[int, Sample] = {}
-    try:
-        whole |= enumerate(decode_samples(stored[WHOLE]) if WHOLE in stored else ())
-    except CorruptFrame as error:
-        problems.append(str(error))
+    whole = _decode_whole(stored, problems) if WHOLE in stored else {}
     for index in (index for index, letter in enumerate(letters) if letter != SampleStatus.PENDING):
         try:
             sample = decode_parts(index, single, group_size=len(letters))
+            samples[index] = sample or whole.get(index, EMPTY_SAMPLE)
         except CorruptFrame as error:
             problems.append(f"sample {index}: {error}")
-        else:
-            samples[index] = sample or whole.get(index, EMPTY_SAMPLE)
     return tuple(samples), "; ".join(problems)

@@ -1,7 +1,7 @@
 """The times of claimed groups, for traces."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rollq.buffer.calls.core import BufferCore
 from rollq.buffer.store.keys import task_keys
@@ -35,22 +35,13 @@ class Living(BufferCore):
         replies = self.send_all([*claims, *reads])
         claimed_ms = dict(zip(tasks, replies, strict=False))
         return [
-            _life(task, group_id, claimed, *fields)
+            _life(task, group_id, claimed, fields)
             for (task, group_id), fields in zip(groups, replies[len(tasks) :], strict=True)
             if fields[1] and (claimed := claimed_ms[task])
         ]  # fmt: skip
 
 
-def _life(
-    task: str,
-    group_id: int,
-    claimed_ms: bytes,
-    admitted_ms: bytes,
-    put_ms: bytes,
-    attempt: bytes | None,
-    tokens: bytes | None,
-    reward: bytes | None,
-    oldest: bytes,
-) -> GroupLife:
-    times = int(admitted_ms), int(put_ms), int(claimed_ms)
+def _life(task: str, group_id: int, claimed: bytes, fields: Any) -> GroupLife:
+    admitted, put, attempt, tokens, reward, oldest = fields
+    times = int(admitted), int(put), int(claimed)
     return GroupLife(task, group_id, *times, int(attempt or 0), int(tokens or 0), float(reward or 0), int(oldest))

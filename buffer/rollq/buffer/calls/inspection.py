@@ -1,7 +1,7 @@
 """Read-only calls for monitoring and diagnosis."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from rollq.buffer.calls.trainer_process import process_of
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.common.whole_numbers import whole_number
 from rollq.buffer.rules.revisions import Revision
-from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.keys import TaskKeys, task_keys
 from rollq.buffer.values.history import HistoryRow, Overview, SeenProducer
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.places import Place
@@ -124,14 +124,18 @@ class Inspection(BufferCore):
         groups = Fullness.of_groups(expected, largest, limit, "payloads.max_buffer_bytes")
         return max(memory, groups, key=lambda fullness: fullness.share)._replace(room_groups=groups.room_groups)
 
+    def _sampled_bytes(self, keys: TaskKeys, statuses: Sequence[Status]) -> list[list[int]]:
+        """The bytes of some groups of each status."""
+        ids = self.send_all([("ZRANDMEMBER", keys.status(status), GROUPS_SAMPLED) for status in statuses])
+        sizes = iter(self.send_all([("HGET", keys.group(int(group_id)), "bytes") for some in ids for group_id in some]))
+        return [[int(next(sizes) or 0) for _ in some] for some in ids]
+
     def bytes_by_status(self, counts: Counts) -> dict[Status, int]:
         """Bytes of the frames of a task's groups, by status: the known sum, divided in the proportions of a sample of
         groups."""
         keys = task_keys(self.run, counts.task)
         statuses = [status for status, groups in counts.statuses.items() if groups]
-        ids = self.send_all([("ZRANDMEMBER", keys.status(status), GROUPS_SAMPLED) for status in statuses])
-        sizes = iter(self.send_all([("HGET", keys.group(int(group_id)), "bytes") for some in ids for group_id in some]))
-        sampled = [[int(next(sizes) or 0) for _ in some] for some in ids]
+        sampled = self._sampled_bytes(keys, statuses)
         shares = {
             status: counts.statuses[status] * sum(of_status) / max(1, len(of_status))
             for status, of_status in zip(statuses, sampled, strict=True)

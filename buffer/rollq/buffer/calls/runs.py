@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import cast
 
 from rq import Queue
@@ -93,24 +94,28 @@ def summarize(store: RunStore, keys: int = 0) -> RunSummary:
         ]
     )
     incarnation, schema, created_ms, restoring, deleting = info
-    task_keys = [TaskKeys(store.run, task.decode()) for task in sorted(tasks) if is_name(task)]
+    task_keys = [TaskKeys(store.run, task.decode()) for task in filter(is_name, sorted(tasks))]
     clocks = store.send_all([("HMGET", task.clock, "reaped_ms", "archive") for task in task_keys])
     taken = store.send_all([("HGET", task.progress, "bytes") for task in task_keys])
     counts = _counts(store, task_keys)
     now_ms = store.server_ms()
-    reaped = [int(reaped_ms or 0) for reaped_ms, _ in clocks]
+    reaped = [_whole(reaped_ms) for reaped_ms, _ in clocks]
     return RunSummary(
         run=store.run,
-        tasks=tuple(dict.fromkeys(task_of(task.task) for task in task_keys)),
+        tasks=tuple(dict.fromkeys(map(task_of, map(attrgetter("task"), task_keys)))),
         groups=sum(map(sum, map(dict.values, counts))),
         unarchived=sum(map(_unarchived, counts, clocks)),
-        size_bytes=sum(int(number or 0) for number in taken),
+        size_bytes=sum(map(_whole, taken)),
         keys=keys,
-        schema=int(schema) if schema else None,
+        schema=_whole(schema) or None,
         age_s=(now_ms - int(created_ms)) / 1000 if created_ms else None,
         roles=tuple(_roles(now_ms, _times_of(workers), reaped, trainer)),
         state=_state(incarnation, restoring, deleting),
     )
+
+
+def _whole(number: bytes | None) -> int:
+    return int(number or 0)
 
 
 def _unarchived(counts: Mapping[Status, int], clock: Sequence[bytes | None]) -> int:

@@ -60,29 +60,35 @@ class Training(Fetching, Claiming):
         """
         if from_step < 0:
             raise ConfigError(f"from_step is {from_step}: must be a step, 0 or more")
-        saved_in = self._saved_in(lineage, from_step, accept_new_store=accept_new_store) if lineage else ""
+        saved_in = self._saved_in(lineage, from_step, accept_new_store=accept_new_store)
         tasks = self.tasks()
         holder = self.holder()
         replaces = takeover or (holder is not None and holder.has_ended)
-        if holder is None or holder.launch_id != launch_id:
+        holders_epoch, holders_launch = (holder.epoch, holder.launch_id) if holder else (0, None)
+        if holders_launch != launch_id:
             rival = None if replaces else holder
             self._check_history(tasks, from_step, rival, accept_new_store=accept_new_store)
         epoch, nonce, at_step, as_mode = self._take_run(
             trainer_id, launch_id, secrets.token_hex(8), from_step, mode, uri, digest, round(TRAINER_LEASE_S * 1000),
-            int(replaces), holder.epoch if holder else 0, saved_in, this_process(launch_id),
+            int(replaces), holders_epoch, saved_in, this_process(launch_id),
         )  # fmt: skip
-        held = TrainerEpoch(epoch, nonce.decode(), at_step, trainer_id, launch_id)
+        held = self._rewind(tasks, TrainerEpoch(epoch, nonce.decode(), at_step, trainer_id, launch_id), as_mode)
+        self.call("announce_epoch", self.keys.info, self.incarnation, epoch, held.nonce)
+        return held
+
+    def _rewind(self, tasks: Iterable[str], held: TrainerEpoch, mode: bytes) -> TrainerEpoch:
+        """Carry the epoch into the tasks and treat the batches after its first step as `mode` says; returns the epoch
+        with the last step that is replayed."""
         batches = {task: self._carry_epoch(task) for task in tasks}
         # before the manifests are dropped, or a successor would miss these plans; the last epoch claimed no batch
-        last_claimed = max((steps.stop - 1 for steps in batches.values()), default=at_step)
-        first_gone = (last_claimed if as_mode == b"replay" else at_step) + 1
-        self._forget_plans(held, first_gone, last_claimed + 1, spared=epoch)
+        last_claimed = max((steps.stop - 1 for steps in batches.values()), default=held.from_step)
+        replayed_through = last_claimed if mode == b"replay" else held.from_step
+        self._forget_plans(held, replayed_through + 1, last_claimed + 1, spared=held.epoch)
         for task, steps in batches.items():
-            for step in range(steps.stop - 1, max(steps.start - 1, at_step), -1):
-                self.call_task("rewind", task, epoch, held.nonce, step, as_mode)
+            for step in range(steps.stop - 1, max(steps.start - 1, held.from_step), -1):
+                self.call_task("rewind", task, held.epoch, held.nonce, step, mode)
             self._recount(held, task)
-        self.call("announce_epoch", self.keys.info, self.incarnation, epoch, held.nonce)
-        return replace(held, replayed_through=last_claimed if as_mode == b"replay" else at_step)
+        return replace(held, replayed_through=replayed_through)
 
     def holder(self) -> Holder | None:
         """The trainer of the live epoch, alive or dead; None before the first trainer."""
@@ -130,11 +136,13 @@ class Training(Fetching, Claiming):
         found: dict[str, tuple[int, int]] = orjson.loads(self.send("HGET", self.keys.info, "ancestors") or b"{}")
         return found
 
-    def _saved_in(self, lineage: str, from_step: int, *, accept_new_store: bool) -> str:
-        """The epoch in which a checkpoint was saved.
+    def _saved_in(self, lineage: str | None, from_step: int, *, accept_new_store: bool) -> str:
+        """The epoch in which a checkpoint was saved; '' without its lineage.
 
         If its trainer had a different store, raises `StoreLost`, or returns '' if that is accepted.
         """
+        if not lineage:
+            return ""
         incarnation, epoch = _parse_lineage(lineage)
         if incarnation == self.incarnation:
             return str(epoch)
@@ -198,21 +206,11 @@ class Training(Fetching, Claiming):
     ) -> None:
         """Refuse an impossible resume before anything moves. If `holder` keeps the trainer out, raise
         `TrainerHeld`."""
-        clocks = {task: self.clock(task) for task in tasks}
-        problems = [
-            f"task {task!r}: {problem}" for task, clock in clocks.items() if (problem := _gone(clock, from_step))
-        ]
-        last_step = max((clock.claimed_step for clock in clocks.values()), default=0)
-        if from_step > last_step and not accept_new_store:
-            problems.append(
-                f"resume_from = {from_step} is beyond step {last_step}, the run's last: the checkpoint belongs to "
-                "another run, or the server lost its last moments and would serve trained groups again; resume from "
-                f"step {last_step} or earlier, or set accept_new_store = true to continue with the server as it is"
-            )
-        if problems and holder is not None and holder.left_s > 0:
+        problem = _history_problem({task: self.clock(task) for task in tasks}, from_step, accept_new_store)
+        if problem and holder is not None and holder.left_s > 0:
             raise TrainerHeld(self.held_by(holder))
-        if problems:
-            raise HistoryGone(problems[0])
+        if problem:
+            raise HistoryGone(problem)
 
     def call_task(self, name: str, task: str, *args: Any) -> Any:
         """Like `RunStore.call_task`, but first brings the epoch into a task that was registered while the epoch
@@ -344,6 +342,21 @@ class Training(Fetching, Claiming):
         window = {name.decode(): number(value) for name, value in pairs(sums)}
         since_ms = window.pop("since_ms", now_ms)
         return Production((now_ms - since_ms) / 1000, window, tuple(int(timing) for timing in timings))
+
+
+def _history_problem(clocks: Mapping[str, Clock], from_step: int, accept_new_store: bool) -> str | None:
+    """Why the tasks with these clocks cannot go back to `from_step`; None if they can."""
+    for task, clock in clocks.items():
+        if problem := _gone(clock, from_step):
+            return f"task {task!r}: {problem}"
+    last_step = max((clock.claimed_step for clock in clocks.values()), default=0)
+    if from_step > last_step and not accept_new_store:
+        return (
+            f"resume_from = {from_step} is beyond step {last_step}, the run's last: the checkpoint belongs to "
+            "another run, or the server lost its last moments and would serve trained groups again; resume from "
+            f"step {last_step} or earlier, or set accept_new_store = true to continue with the server as it is"
+        )
+    return None
 
 
 def _gone(clock: Clock, from_step: int) -> str | None:

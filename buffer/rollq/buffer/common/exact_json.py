@@ -59,12 +59,16 @@ def _not_too_deep(data: bytes, value: Any) -> Any:
     """The value of `data`. Raises `ValueError` if it is nested too deeply to be checked or written."""
     if data.count(b"[") + data.count(b"{") <= MOST_LEVELS:
         return value
-    level = [value] if isinstance(value, dict | list) else []
+    level = _nested([value])
     for _ in range(MOST_LEVELS):
-        members = [each for one in level for each in (one.values() if isinstance(one, dict) else one)]
-        if not (level := [each for each in members if isinstance(each, dict | list)]):
+        if not (level := [each for one in level for each in _nested(one)]):
             return value
     raise _too_deep()
+
+
+def _nested(one: Any) -> list[Any]:
+    """The objects and lists in an object or a list."""
+    return [each for each in (one.values() if isinstance(one, dict) else one) if isinstance(each, dict | list)]
 
 
 def _too_deep() -> ValueError:

@@ -19,16 +19,20 @@ def load_plugin(kind: str, name: str, builtins: Mapping[str, Any]) -> Any:
     if not module_name or not all(name.split(".")):
         named = "".join(f"{builtin}, " for builtin in sorted(builtins))
         raise ConfigError(f"{kind} {name!r}: use {named}{'or ' if named else ''}a dotted path")
-    try:
-        module = import_module(module_name)
-    except Exception as error:
-        raise ConfigError(f"{kind} {name!r}: cannot import {module_name!r}: {_reason(error)}") from error
-    if not hasattr(module, attribute):
-        raise ConfigError(f"{kind} {name!r}: module {module_name!r} has no {attribute!r}")
-    found = getattr(module, attribute)
+    found = _imported(f"{kind} {name!r}", module_name, attribute)
     if not callable(found):
         raise ConfigError(f"{kind} {name!r} is {found!r:.80}: must be a function or a class")
     return found
+
+
+def _imported(what: str, module_name: str, attribute: str) -> Any:
+    try:
+        module = import_module(module_name)
+    except Exception as error:
+        raise ConfigError(f"{what}: cannot import {module_name!r}: {_reason(error)}") from error
+    if not hasattr(module, attribute):
+        raise ConfigError(f"{what}: module {module_name!r} has no {attribute!r}")
+    return getattr(module, attribute)
 
 
 def _reason(error: Exception) -> str:

@@ -14,8 +14,7 @@ def hide_environment(shown: Collection[str]) -> None:
     they are copied to other memory, which only a debugger can read."""
     if sys.platform != "linux":
         return
-    for name, value in os.environb.items():
-        os.environb[name] = value  # into memory of the C library
+    os.environb.update(dict(os.environb))  # into memory of the C library
     with open("/proc/self/stat", "rb") as stat:
         fields = stat.read().rpartition(b")")[2].split()
     try:

@@ -19,7 +19,7 @@ URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/(?!\.{1,2}(?:/|\Z
 RETRIES, RETRY_S = 4, 60.0
 
 
-def open_bucket(url: str, timeouts: "ClientConfig", *, what: str, retries: int | None = None) -> "S3Store":
+def open_bucket(url: str, timeouts: "ClientConfig", *, what: str, retries: int = RETRIES) -> "S3Store":
     """The objects at `s3://bucket/prefix`. `what` names them in messages. `retries`, by default `RETRIES`, says how
     failing requests are retried. Sends nothing to the store. Raises `ConfigError` for any other URL, for a wrong
     endpoint, or without obstore.
@@ -30,11 +30,9 @@ def open_bucket(url: str, timeouts: "ClientConfig", *, what: str, retries: int |
         from obstore.store import S3Store
     except ImportError as error:
         raise ConfigError(f"{what} in an object store need obstore ({error}): pip install 'rollq[s3]'") from error
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    if endpoint and not endpoint.startswith(("http://", "https://")):
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "https://"
+    if not endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"AWS_ENDPOINT_URL is {endpoint!r}: it must begin with http:// or https://")
-    if retries is None:
-        retries = RETRIES
     return S3Store(
         found[1],
         prefix=found[2].strip("/") or None,

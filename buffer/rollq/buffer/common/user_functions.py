@@ -116,8 +116,7 @@ EVALUATION_METRICS: Final = Contract(
 )
 PRIORITIES: Final = Contract("priorities", (Function("priorities", ("batch",), "list of float", How.PLAIN),))
 LOSS: Final = Contract(
-    "loss",
-    (Function("loss", (), "tensor", How.PLAIN, ("new", "old", "behaviour", "advantages", "samples")),),
+    "loss", (Function("loss", (), "tensor", How.PLAIN, ("new", "old", "behaviour", "advantages", "samples")),)
 )
 
 CONTRACTS: Final[Mapping[str, Contract]] = {
@@ -198,8 +197,9 @@ def _check(function: Callable[..., Any], needed: Function, where: str, name: str
         signature = inspect.signature(function)
     except ValueError:  # written in C: only the first call can show
         return
-    shown = f"{How.ASYNC if is_async else How.PLAIN} {name}{_plain(signature)}"
-    if needed.how is not How.EITHER and is_async is not (needed.how is How.ASYNC):
+    how = How.ASYNC if is_async else How.PLAIN
+    shown = f"{how} {name}{_plain(signature)}"
+    if needed.how not in (How.EITHER, how):
         raise ConfigError(f"{where}: {shown} is {'async' if is_async else 'not async'}; expected {needed}")
     try:
         signature.bind(*needed.parameters, **dict.fromkeys(needed.keywords))

@@ -147,8 +147,7 @@ class ImageProcessor:
         processed = [self._process(self._placeholder * len(row.files), row.files, row.options) for row in rows]
         names = processed[0].keys()
         inputs = {name: _stack([row[name] for row in processed]) for name in names if name not in _TEXT}
-        is_image = (input_ids == self.image_token_id).long()
-        inputs |= {name: is_image for name in _TOKEN_TYPES if name in names}
+        inputs |= dict.fromkeys(names & set(_TOKEN_TYPES), (input_ids == self.image_token_id).long())
         return {name: tensor.to(input_ids.device) for name, tensor in inputs.items()}
 
     def _process(self, text: str, files: Sequence[bytes], options: Mapping[str, Any]) -> Any:

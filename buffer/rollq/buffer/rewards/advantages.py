@@ -46,8 +46,7 @@ class AdvantageSettings(Settings):
         default=1, ge=1, description="k of pass@k training: any of k samples must solve the prompt; 1: each one"
     )
     scale: Literal["none", "group", "batch"] = Field(
-        default="group",
-        description="standard deviation to divide by: none, the group's, or the task's in the batch",
+        default="group", description="standard deviation to divide by: none, the group's, or the task's in the batch"
     )
     deviation: Literal["population", "sample"] = Field(
         default="population", description="divisor of the squares: population: n, sample: n - 1, as in torch"
@@ -59,6 +58,11 @@ class AdvantageSettings(Settings):
         le=1,
         description="how far advantages make up for draws by priority: 0, not at all, to 1, in full",
     )
+
+    @property
+    def fewer(self) -> int:
+        """The divisor of the squares is the number of samples minus this."""
+        return int(self.deviation == "sample")
 
     @model_validator(mode="after")
     def _measures_agree(self) -> Self:
@@ -105,8 +109,7 @@ def advantages(
     centred = _centred(settings, reward, group, task, weight, keep)
     if settings.scale != "none":
         pool = group if settings.scale == "group" else task
-        fewer = 1 if settings.deviation == "sample" else 0
-        centred = centred / (_deviation(reward, pool, keep, fewer) + settings.eps)
+        centred = centred / (_deviation(reward, pool, keep, settings.fewer) + settings.eps)
     return np.where(keep, centred, 0.0).astype(np.float32)
 
 

@@ -75,10 +75,7 @@ def token_advantages(
     advantage that `rollq.buffer.rewards.advantages.advantages` gives its sample. Means of a batch, OPO and pass@k are
     not supported. Raises `ConfigError` for them.
     """
-    if "batch" in (settings.baseline, settings.scale):
-        raise ConfigError('baseline and scale "batch": returns of tokens and turns are compared within a group only')
-    if settings.baseline == "opo" or settings.pass_k > 1:
-        raise ConfigError('baseline = "opo" and pass_k compare whole samples, not the returns of tokens and turns')
+    _check_supported(settings)
     if not len(rewards):
         return []
     places = [np.asarray(of_segment, np.int64) for of_segment in steps]
@@ -91,8 +88,8 @@ def token_advantages(
     centred = returns - baseline[:, None]
     if settings.scale == "group":
         spread = (np.where(is_step, centred, 0.0) ** 2).sum(axis=1) / counts
-        fewer = 1 if settings.deviation == "sample" else 0
-        scale = np.sqrt(_group_mean(spread, group) * samples / np.maximum(samples - fewer, 1)) + settings.eps
+        divisor = np.maximum(samples - settings.fewer, 1)
+        scale = np.sqrt(_group_mean(spread, group) * samples / divisor) + settings.eps
     else:
         scale = np.ones_like(means)
     if settings.baseline == "leave_one_out":  # the mean of the others; alone, there is no baseline to learn from
@@ -119,6 +116,13 @@ def _returns(
     for place in reversed(range(most - 1)):
         returns[:, place] += discount * returns[:, place + 1]
     return returns, np.arange(most) < counts[:, None]
+
+
+def _check_supported(settings: AdvantageSettings) -> None:
+    if "batch" in (settings.baseline, settings.scale):
+        raise ConfigError('baseline and scale "batch": returns of tokens and turns are compared within a group only')
+    if settings.baseline == "opo" or settings.pass_k > 1:
+        raise ConfigError('baseline = "opo" and pass_k compare whole samples, not the returns of tokens and turns')
 
 
 def _group_mean(values: Float64Array, group: Int64Array) -> Float64Array:

@@ -169,14 +169,18 @@ def sizes_by_weight(
     weights that cannot be used.
     """
     for task, shards in tasks.items():
-        if later := [entry for rules in shards for entry in _later_sizes(rules, step)]:
-            raise ConfigError(
-                f"weight: the schedule of task {task!r} changes the batch at step {min(later)[0]}; edit [batch] in "
-                "rollq.toml instead"
-            )
+        _check_no_later_sizes(task, shards, step)
     sizes = {task: sum(rules.groups_at(step) for rules in shards) for task, shards in tasks.items()}
     sharing = [(task, weight) for task, weight in weights.items() if sizes[task]]
     return dict.fromkeys(tasks, 0) | _shared(sum(sizes.values()), sharing)
+
+
+def _check_no_later_sizes(task: str, shards: Sequence[TaskRules], step: int) -> None:
+    if later := [entry for rules in shards for entry in _later_sizes(rules, step)]:
+        raise ConfigError(
+            f"weight: the schedule of task {task!r} changes the batch at step {min(later)[0]}; edit [batch] in "
+            "rollq.toml instead"
+        )
 
 
 def _shared(groups: int, weights: Sequence[tuple[str, float]]) -> dict[str, int]:
@@ -197,13 +201,13 @@ def unfinished_batch(
     last = next((revision for revision in reversed(by_time) if revision.batch), None)
     if last is None:
         return {}
-    settled = {
-        task
-        for task, of_task in revisions.items()
-        if any("schedule" in revision.changes and revision.time_s > last.time_s for revision in of_task)
-    }
     unfinished = [task for task, groups in last.batch.items() if tasks[task].groups_at(step) != groups]
-    return {} if settled.issuperset(unfinished) else last.batch
+    is_settled = all(_has_new_sizes(revisions[task], last.time_s) for task in unfinished)
+    return {} if is_settled else last.batch
+
+
+def _has_new_sizes(revisions: Sequence[Revision], since_s: float) -> bool:
+    return any("schedule" in revision.changes and revision.time_s > since_s for revision in revisions)
 
 
 def for_shards(changes: Mapping[str, Any], count: int) -> list[dict[str, Any]]:

@@ -126,9 +126,7 @@ class TaskRules(GroupRules):
         default=(), description="(step, groups) pairs: from that train step on, batches take that many groups"
     )
     tail_batch_trigger_size: int = Field(
-        default=0,
-        ge=-1,
-        description="0: sample expired groups again at once; N: once N have expired; -1: drop them",
+        default=0, ge=-1, description="0: sample expired groups again at once; N: once N have expired; -1: drop them"
     )
     tail_batch_max_tries: int | None = Field(
         default=None, gt=0, description="interruptions after which a group is not interrupted again; default: no limit"

@@ -185,19 +185,23 @@ def _locked(hidden: Path, directory: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def read_index(directory: Path) -> tuple[Snapshot, str]:
-    """Read the index in `directory`, and its digest. Raises `SnapshotError` naming the file."""
-    path = directory / INDEX
+def _parsed(directory: Path, path: Path) -> Any:
     try:
-        body = orjson.loads(path.read_bytes())
+        return orjson.loads(path.read_bytes())
     except FileNotFoundError:
         former = former_folder(directory.absolute())
         hint = f"; a former one is in {str(former)!r}" if (former / INDEX).exists() else ""
         raise SnapshotError(f"{str(directory)!r} is not a snapshot: it has no {INDEX}{hint}") from None
     except (OSError, orjson.JSONDecodeError) as error:
         raise SnapshotError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(body, dict) or body.get("schema") != SNAPSHOT_VERSION:
-        schema = body.get("schema") if isinstance(body, dict) else None
+
+
+def read_index(directory: Path) -> tuple[Snapshot, str]:
+    """Read the index in `directory`, and its digest. Raises `SnapshotError` naming the file."""
+    path = directory / INDEX
+    body = _parsed(directory, path)
+    schema = body.get("schema") if isinstance(body, dict) else None
+    if schema != SNAPSHOT_VERSION:
         raise SnapshotError(
             f"{path}: has schema {schema!r}, this rollq reads {SNAPSHOT_VERSION}: use the rollq that wrote it"
         )
@@ -264,10 +268,10 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 def _check_target(directory: Path, replace: bool) -> None:
-    if directory.is_dir() and not any(directory.iterdir()):
-        return
-    if directory.is_dir() and (directory / INDEX).exists():
+    if (directory / INDEX).exists():
         if not replace:
             raise ConfigError(f"{str(directory)!r} holds a snapshot already: name another folder, or pass --replace")
+    elif directory.is_dir() and not any(directory.iterdir()):
+        return
     elif directory.exists() or directory.is_symlink():
         raise ConfigError(f"{str(directory)!r} exists and is not a snapshot: name another folder")

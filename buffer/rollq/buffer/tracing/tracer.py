@@ -16,7 +16,6 @@ class Sink(Protocol):
 
     def samples(self, trace_id: int) -> bool:
         """Whether the spans of a trace are wanted."""
-        ...
 
     def emit(self, spans: Sequence[Span]) -> None:
         """Send spans soon."""

@@ -55,6 +55,6 @@ def _forms(text: str, *separators: str) -> Iterator[str]:
     forms = [text]
     for separator in separators:
         forms += [part for form in forms for part in form.split(separator)]
-    forms += [unquote(form) for form in forms]
-    forms += [word for form in forms for word in form.split()]
+    forms += map(unquote, tuple(forms))
+    forms += " ".join(forms).split()
     yield from (form for form in forms if len(form) > 2)

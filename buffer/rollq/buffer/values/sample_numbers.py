@@ -22,8 +22,8 @@ OWN: Final = frozenset({"judge_s"})
 def sample_numbers(samples: Sequence[Sample]) -> Numbers:
     """The numbers of the trained samples by name: `reward_parts`, and numbers in `extra`. A boolean is 0 or 1."""
     by_sample = [_numbers_of(sample) for sample in samples]
-    parts = {name for sample in samples for name in sample.reward_parts}
-    names = sorted({name for numbers in by_sample for name in numbers}, key=lambda name: (name not in parts, name))
+    parts = set[str]().union(*(sample.reward_parts for sample in samples))
+    names = sorted(set[str]().union(*by_sample), key=lambda name: (name not in parts, name))
     return {name: tuple([numbers.get(name) for numbers in by_sample]) for name in names[:MOST_NAMES]}
 
 
@@ -43,8 +43,7 @@ def means(numbers: Numbers) -> dict[str, float]:
 
 
 def _numbers_of(sample: Sample) -> dict[str, float]:
-    is_trained = sample.status is SampleStatus.COMPLETED and sample.reward is not None
-    if not is_trained or not (sample.extra or sample.reward_parts):
+    if sample.status is not SampleStatus.COMPLETED or sample.reward is None:
         return {}
     given: dict[str, Any] = {**{name: sample.extra[name] for name in sample.extra.keys() - OWN}, **sample.reward_parts}
     return {name: float(value) for name, value in given.items() if len(name) <= MOST_CHARACTERS and _is_usable(value)}

@@ -139,16 +139,21 @@ def apply_entry(found: Broadcast, raw: bytes) -> None:
 
 
 def _apply_to_attempt(attempt: Attempt, entry: _Entry) -> None:
-    if entry.ready is not None and attempt.open:
-        attempt.ready[entry.ready] = entry.ranks
-    if entry.members is not None and attempt.open:
-        attempt.members, attempt.meeting = entry.members, entry.meeting
+    if attempt.open:
+        _apply_to_open(attempt, entry)
     if entry.took is not None:
         attempt.took.add(entry.took)
     if entry.broken is not None:
         attempt.broken[entry.broken] = entry.error
     if entry.over is not None and attempt.over is None:
         attempt.over = entry.over
+
+
+def _apply_to_open(attempt: Attempt, entry: _Entry) -> None:
+    if entry.ready is not None:
+        attempt.ready[entry.ready] = entry.ranks
+    if entry.members is not None:
+        attempt.members, attempt.meeting = entry.members, entry.meeting
 
 
 def assign_ranks(ready: Mapping[str, int]) -> dict[str, int]:

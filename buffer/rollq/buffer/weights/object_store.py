@@ -41,11 +41,7 @@ class ObjectStore:
         progress = _Progress(f"uploading {self.uri(name)}", size)
         with _explained(self.uri(name)):
             obstore.put(
-                self._store,
-                name,
-                progress.through(pieces),
-                chunk_size=REQUEST_BYTES,
-                max_concurrency=CONNECTIONS,
+                self._store, name, progress.through(pieces), chunk_size=REQUEST_BYTES, max_concurrency=CONNECTIONS
             )
 
     def download(self, name: str, path: Path, size: int) -> None:

@@ -4,6 +4,7 @@ torch. Weights are named by the digest of their manifest, so storing the same we
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import filterfalse
 from pathlib import Path
 from typing import NamedTuple
 
@@ -161,10 +162,14 @@ def needed_uris(buffer: BufferCore, kept: int) -> set[str]:
     """The live weights' URI, and all URIs in the chains of the last `kept` versions and of the live version."""
     held = [entry.decode() for entry in buffer.send("LRANGE", buffer.keys.weights_held, 0, -1)]
     live = buffer.live_model()
-    digests = [_name(entry) for entry in _versions(held)[-kept:]] + ([] if live is None else [live.digest])
-    names = [buffer.keys.weights(digest, CHAIN_PART) for digest in digests]
-    chains = [Chain.decode(raw) for name in names if (raw := buffer.send("GET", name))]
-    return set[str]().union(*(chain.uris for chain in chains), () if live is None else [live.uri])
+    digests, uris = list(map(_name, _versions(held)[-kept:])), set[str]()
+    if live is not None:
+        digests.append(live.digest)
+        uris.add(live.uri)
+    for digest in digests:
+        if raw := buffer.send("GET", buffer.keys.weights(digest, CHAIN_PART)):
+            uris.update(Chain.decode(raw).uris)
+    return uris
 
 
 def _store(
@@ -204,7 +209,7 @@ def _prune(buffer: BufferCore, held: list[str], kept: int) -> None:
     versions = _versions(held)
     stay = {*versions[-kept:], *(entry for entry in versions if live and _name(entry) == live.digest)}
     stay |= {uri.removeprefix("redis:") for uri in needed_uris(buffer, kept)}
-    for old in [entry for entry in held if entry not in stay]:
+    for old in filterfalse(stay.__contains__, tuple(held)):
         _drop(buffer, old, held)
 
 

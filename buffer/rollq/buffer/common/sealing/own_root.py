@@ -20,14 +20,19 @@ _BUILT_AT: Final = "/tmp"
 _OLD: Final = "/.old"
 
 
+def _outermost(folders: Iterable[str]) -> list[str]:
+    """The folders that are not in another one of them."""
+    found = list(folders)
+    return [path for path in found if not any(path.startswith(f"{above}/") for above in found)]
+
+
 def move_into_own_root(folders: Iterable[str]) -> None:
     """Leave this process, and everything it starts, only `folders`, read-only, and no network. Raises `OSError`.
 
     `folders` may be folders and files; missing or forbidden ones are skipped. The process must have a single thread.
     """
-    found = [path for path in folders if os.path.exists(path)]
-    seen = [path for path in found if not any(path.startswith(f"{above}/") for above in found)]
-    sources = [os.path.realpath(path) for path in seen]
+    seen = _outermost(filter(os.path.exists, folders))
+    sources = list(map(os.path.realpath, seen))
     if len(os.listdir("/proc/self/task")) > 1:
         raise OSError("has more than one thread, so it cannot get a user namespace")
     _become_alone()
