@@ -83,7 +83,7 @@ def decode_claimed(step: int, replies: Mapping[str, Any], plan: Plan, known: Cla
     """
     with_groups = {task: reply for task, reply in replies.items() if has_groups(reply)}
     claim_round, releases = map(max, zip(*(reply[2:4] for reply in with_groups.values()), strict=True))
-    if known is not None and (known.claim_round, known.plan_round) != (claim_round, plan.claim_round):
+    if _is_of_other_round(known, claim_round, plan):
         return None
     groups = {task: _counted(task, reply, known) for task, reply in with_groups.items()}
     if _exceeds(plan.ends, groups):
@@ -100,6 +100,10 @@ def decode_claimed(step: int, replies: Mapping[str, Any], plan: Plan, known: Cla
         plan_round=plan.claim_round,
         lack=_lack(step, replies, plan),
     )
+
+
+def _is_of_other_round(known: Claimed | None, claim_round: int, plan: Plan) -> bool:
+    return known is not None and (known.claim_round, known.plan_round) != (claim_round, plan.claim_round)
 
 
 def _known_of(known: Claimed, task: str) -> list[ClaimedGroup]:

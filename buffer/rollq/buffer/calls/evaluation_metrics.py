@@ -79,11 +79,11 @@ def _averages(done: Sequence[EvaluatedGroup]) -> Iterator[tuple[str, float]]:
 def _at_k(groups: Sequence[EvaluatedGroup], pass_reward: float) -> Iterator[tuple[str, float]]:
     passed = partial(_passed, pass_reward)
     most = max(len(group.rewards) for group in groups)
-    for name, least, at_k in (("pass", 1, passed), ("best", 2, best_at_k), ("worst", 2, worst_at_k)):
-        for k in sizes(most) if most > 1 else ():
-            if k >= least:
-                values = [at_k(group.rewards, k) for group in groups if len(group.rewards) >= k]
-                yield f"{name}@{k}", sum(values) / len(values)
+    ks = list(sizes(most)) if most > 1 else []
+    for name, skipped, at_k in (("pass", 0, passed), ("best", 1, best_at_k), ("worst", 1, worst_at_k)):
+        for k in ks[skipped:]:
+            values = [at_k(group.rewards, k) for group in groups if len(group.rewards) >= k]
+            yield f"{name}@{k}", sum(values) / len(values)
 
 
 def _passed(pass_reward: float, rewards: Sequence[float], k: int) -> float:

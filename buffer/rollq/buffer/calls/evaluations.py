@@ -147,14 +147,18 @@ def evaluation_state(batches: Sequence[Mapping[str, bytes | None]], over: int) -
 
     `batches` are fields of batches: first the `over` ended batches, oldest first, then all batches.
     """
-    ended = [batch for batch in batches[:over] if batch["type"] == b"eval"]
-    running = [batch for batch in batches[over:] if (batch["type"], batch["state"]) == (b"eval", b"running")]
+    ended = _evaluations_among(batches[:over])
+    running = [batch for batch in _evaluations_among(batches[over:]) if batch["state"] == b"running"]
     shown = [*ended, *running][-1:]
     if not shown:
         return None
     size, gathered, failed = (int(shown[0][name] or 0) for name in ("size", "gathered", "failed"))
     version, reward = _last_result(ended)
     return EvaluationState(bool(running), size, gathered + failed, failed, version, reward)
+
+
+def _evaluations_among(batches: Sequence[Mapping[str, bytes | None]]) -> list[Mapping[str, bytes | None]]:
+    return [batch for batch in batches if batch["type"] == b"eval"]
 
 
 def _last_result(ended: Sequence[Mapping[str, bytes | None]]) -> tuple[int, float] | tuple[None, None]:

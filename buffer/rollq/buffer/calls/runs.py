@@ -209,9 +209,10 @@ def _roles(now_ms: int, reported: list[int], reaped: list[int], trainer: list[by
     trainer_id, deadline_ms = trainer
     if trainer_id and deadline_ms and (left_s := (int(deadline_ms) - now_ms) / 1000) > 0:
         yield f"trainer {trainer_id.decode()!r} holds it for another {left_s:.0f} s"
-    if workers := sum(now_ms - at_ms < LIVE_S * 1000 for at_ms in reported):
+    live_from_ms = now_ms - LIVE_S * 1000
+    if workers := sum(at_ms > live_from_ms for at_ms in reported):
         yield f"{workers} {'workers have' if workers > 1 else 'worker has'} reported within {LIVE_S:.0f} s"
-    if any(now_ms - at_ms < LIVE_S * 1000 for at_ms in reaped):
+    if max(reaped, default=0) > live_from_ms:
         yield f"a producer has checked it within {LIVE_S:.0f} s"
 
 

@@ -4,7 +4,7 @@
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -160,12 +160,16 @@ def check_object(made: Any, contract: Contract, path: str) -> None:
     if missing := [needed for needed in asked if not _has(made, needed)]:
         names, signatures = ", ".join(one.name for one in missing), ", ".join(map(str, missing))
         raise ConfigError(f"{where}: {name} has no {names}; expected {signatures}")
-    for flag in contract.flags:
-        if not isinstance(found := getattr(made, flag.name, flag.default), bool):
-            raise ConfigError(f"{where}: {name}.{flag.name} is {found!r:.80}; expected {flag}")
+    _check_flags(made, contract.flags, f"{where}: {name}")
     for needed in contract.functions:
         if hasattr(made, needed.name):
             _check(getattr(made, needed.name), needed, where, f"{name}.{needed.name}")
+
+
+def _check_flags(made: Any, flags: Iterable[Flag], name: str) -> None:
+    for flag in flags:
+        if not isinstance(found := getattr(made, flag.name, flag.default), bool):
+            raise ConfigError(f"{name}.{flag.name} is {found!r:.80}; expected {flag}")
 
 
 def _has(made: Any, needed: Flag | Function) -> bool:

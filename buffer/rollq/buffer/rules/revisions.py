@@ -197,8 +197,8 @@ def unfinished_batch(
     interrupted between two tasks, otherwise empty. `tasks` and `revisions` are the rules of all tasks and their
     revisions. A task whose size was changed later counts as finished.
     """
-    by_time = sorted(chain.from_iterable(revisions.values()), key=attrgetter("time_s"))
-    last = next((revision for revision in reversed(by_time) if revision.batch), None)
+    shared = filter(attrgetter("batch"), chain.from_iterable(revisions.values()))
+    last = max(shared, key=attrgetter("time_s"), default=None)
     if last is None:
         return {}
     unfinished = [task for task, groups in last.batch.items() if tasks[task].groups_at(step) != groups]

@@ -1,6 +1,7 @@
 """The place of a process of a run: its machine, its number there, and the GPUs that it may use."""
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any, Self
 
 MOST_CHARACTERS = 80
 _NO_GPU = ("", "-1", "none", "void", "NoDevFiles")
+_PID = re.compile("[0-9]{1,19}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Place:
     def read(cls, fields: Mapping[str, Any]) -> Self | None:
         """The place that a report names; None if it names no place."""
         host, pid, gpus = fields.get("host"), str(fields.get("pid") or ""), fields.get("gpus") or ""
-        if not (isinstance(host, str) and host and pid.isascii() and pid.isdigit() and len(pid) < 20):
+        if not (isinstance(host, str) and host and _PID.fullmatch(pid)):
             return None
         return cls(host[:MOST_CHARACTERS], int(pid), str(gpus)[:MOST_CHARACTERS])
 

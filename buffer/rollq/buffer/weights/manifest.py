@@ -129,6 +129,11 @@ def _file_names(folder: Path) -> list[str]:
     index = folder / INDEX_FILE
     if (folder / WEIGHTS_FILE).exists() or not index.exists():
         return [WEIGHTS_FILE]
+    return [INDEX_FILE, *_shards(index)]
+
+
+def _shards(index: Path) -> list[str]:
+    """The names of the files that an index names."""
     try:
         shards = sorted(set(orjson.loads(index.read_bytes())["weight_map"].values()))
         for name in shards:
@@ -138,7 +143,7 @@ def _file_names(folder: Path) -> list[str]:
                 )
     except (OSError, orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
         raise WeightsError(f"the index of weights {str(index)!r} cannot be read: {error!r}") from error
-    return [INDEX_FILE, *shards]
+    return shards
 
 
 def describe_folder(folder: Path, how: Verify = Verify.FULL) -> Manifest:
