@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from statistics import median
 from typing import Any, Final
 
@@ -67,14 +68,17 @@ def _compared(first: Trial, second: Trial) -> tuple[Level, str]:
     return Level.WARNING, "" if first.step == second.step else f"two episodes of this row answered {SAID!r} differently"
 
 
+def _opening_seconds(pairs: Sequence[tuple[Trial, Trial]]) -> list[float]:
+    return [trial.seconds for pair in pairs for trial in pair if trial.opening is not None]
+
+
 def _findings(rows: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[Trial, Trial]]) -> Iterator[Finding]:
-    for index, (first, second) in enumerate(pairs):
-        level, problem = _compared(first, second)
+    for index, (level, problem) in enumerate(starmap(_compared, pairs)):
         if problem:
             yield Finding(level, problem, index)
     if len(rows) > 1 and len({row[ENV][OPENING] for row in rows}) == 1:
         yield Finding(Level.NOTE, "all rows open the same way: nothing visible depends on the row")
-    if seconds := [trial.seconds for pair in pairs for trial in pair if trial.opening is not None]:
+    if seconds := _opening_seconds(pairs):
         yield Finding(
             Level.NOTE,
             f"an episode opens in {median(seconds):.2f} s, the slowest in {max(seconds):.2f} s, {AT_ONCE} at once",

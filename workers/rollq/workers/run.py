@@ -218,16 +218,19 @@ class Worker:
                     await self.calls(self.calls.buffer.hand_back, leases)
                 await self.fleet.leave()
                 await self.calls(self.calls.buffer.forget_worker, self.rq.name)
-        for recipe in {id(recipe): recipe for recipe in self.recipes.values()}.values():  # shards share one
-            await recipe.close()
-            for pool in recipe.pools.values():
-                await pool.close()
+        await self._close_recipes()
         await self.processes.close()
         if self.gateway_server is not None:
             await self.gateway_server.close()
         await self.host.close()
         self.calls.close()
         self.traces.close()
+
+    async def _close_recipes(self) -> None:
+        for recipe in {id(recipe): recipe for recipe in self.recipes.values()}.values():  # shards share one
+            await recipe.close()
+            for pool in recipe.pools.values():
+                await pool.close()
 
     async def _report(self) -> None:
         """Report this worker's state to monitors: every second, and at once when it changes."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Final
 
+from rollq.buffer.common.ending import cancel
 from rollq.buffer.errors import ConfigError
 from rollq.environments.kinds import Finding, Level
 from rollq.workers.agents.mcp.server import McpServer
@@ -54,8 +55,7 @@ async def _sessions(server: McpServer) -> list[Finding]:
     started_s = monotonic()
     opening = [asyncio.ensure_future(server.open()) for _ in range(AT_ONCE)]
     await asyncio.wait(opening, timeout=LONGEST_S)
-    for late in opening:
-        late.cancel()
+    await cancel(opening)
     opened = await asyncio.gather(*opening, return_exceptions=True)
     took_s = monotonic() - started_s
     closing = [asyncio.ensure_future(session.close()) for session in opened if not isinstance(session, BaseException)]

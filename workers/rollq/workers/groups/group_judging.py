@@ -6,7 +6,7 @@ If siblings are made again, samples that come back with a group's rewards lose t
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
@@ -54,20 +54,23 @@ class GroupJudging:
         try:
             verdicts = await judge.verdicts(lease.prompt, given)
             seconds = monotonic() - started_s
-            rewarded = iter(
-                [
-                    finished(after(sample, verdict, judge, seconds), recipe.settings)
-                    for sample, verdict in zip(given, verdicts, strict=True)
-                ]
-            )
-            judged = [next(rewarded) if sample.status is SampleStatus.COMPLETED else sample for sample in alone]
+            rewarded = [
+                finished(after(sample, verdict, judge, seconds), recipe.settings)
+                for sample, verdict in zip(given, verdicts, strict=True)
+            ]
+            judged = _with_completed(alone, rewarded)
             _check(judge, judged)
         except GroupNotJudged as error:
             self._judging.note_group(len(given), [str(error)] * len(given), monotonic() - started_s)
             raise
-        failed = [new.error for old, new in zip(alone, judged, strict=True) if new.error and not old.error]
-        self._judging.note_group(len(given), failed, seconds)
+        self._judging.note_group(len(given), [sample.error for sample in rewarded if sample.error], seconds)
         return judged
+
+
+def _with_completed(samples: Sequence[Sample], completed: Iterable[Sample]) -> list[Sample]:
+    """The samples, with `completed` in place of those that have completed."""
+    others = iter(completed)
+    return [next(others) if sample.status is SampleStatus.COMPLETED else sample for sample in samples]
 
 
 def after(sample: Sample, verdict: Verdict, judge: GroupJudge, seconds: float) -> Sample:

@@ -109,8 +109,9 @@ class JobRecords:
             log.warning("RQ's records of %d tickets are not written: %s", len(changes), error)
 
     def _write_all(self, changes: Sequence[tuple[JobRecord, JobStatus]]) -> None:
-        started = [record for record, status in changes if status is JobStatus.STARTED]
-        ended = [record for record, status in changes if status is not JobStatus.STARTED]
+        started, ended = list[JobRecord](), list[JobRecord]()
+        for record, status in changes:
+            (started if status is JobStatus.STARTED else ended).append(record)
         for record in started:
             record.execution = Execution(uuid4().hex, record.job.id, self._queue.connection, self._worker_name)
             self._open[record.job.id] = record

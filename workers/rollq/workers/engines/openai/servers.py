@@ -15,6 +15,7 @@ import logging
 import random
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from time import monotonic
 from typing import Any, NoReturn
 
@@ -47,10 +48,12 @@ class _Sessions:
     def __init__(self) -> None:
         self._servers: OrderedDict[str, Server] = OrderedDict()
 
-    def get(self, session: str) -> Server | None:
-        return self._servers.get(session)
+    def get(self, session: str | None) -> Server | None:
+        return None if session is None else self._servers.get(session)
 
-    def set(self, session: str, server: Server) -> None:
+    def set(self, session: str | None, server: Server) -> None:
+        if session is None:
+            return
         self._servers[session] = server
         self._servers.move_to_end(session)
         if len(self._servers) > SESSIONS:
@@ -176,11 +179,10 @@ class Servers(ServerPool[Server]):
         """The server of this session, otherwise the least loaded server; if possible, not `failed`."""
         allowed = self.serving or list(self.servers)
         allowed = [server for server in allowed if server is not failed] or allowed
-        chosen = None if session is None else self._sessions.get(session)
+        chosen = self._sessions.get(session)
         if chosen is None or chosen not in allowed:
-            chosen = min(allowed, key=lambda server: server.in_flight)
-        if session is not None:
-            self._sessions.set(session, chosen)
+            chosen = min(allowed, key=attrgetter("in_flight"))
+        self._sessions.set(session, chosen)
         return chosen
 
     def eject(self, server: Server, error: TransientError) -> bool:

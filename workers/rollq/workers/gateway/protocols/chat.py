@@ -84,17 +84,22 @@ def events(call: Call, body: Mapping[str, Any], answer: Answer) -> Iterator[byte
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
         return event({**head, "choices": [choice]})
 
-    yield chunk({"role": "assistant", "content": None if answer.calls and not answer.content else ""})
-    if answer.reasoning is not None:
-        yield chunk({"reasoning_content": answer.reasoning})
-    if answer.content:
-        yield chunk({"content": answer.content})
-    for index, made in enumerate(_calls(answer)):
-        yield chunk({"tool_calls": [{"index": index, **made}]})
+    yield from map(chunk, _deltas(answer))
     yield chunk({}, openai_finish(answer))
     if with_usage:
         yield event({**head, "choices": [], "usage": openai_usage(answer)})
     yield DONE
+
+
+def _deltas(answer: Answer) -> Iterator[Mapping[str, Any]]:
+    """The parts of the answer's message, in order."""
+    yield {"role": "assistant", "content": None if answer.calls and not answer.content else ""}
+    if answer.reasoning is not None:
+        yield {"reasoning_content": answer.reasoning}
+    if answer.content:
+        yield {"content": answer.content}
+    for index, made in enumerate(_calls(answer)):
+        yield {"tool_calls": [{"index": index, **made}]}
 
 
 def error(refused: CallRefused) -> dict[str, Any]:

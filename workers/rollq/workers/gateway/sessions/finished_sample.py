@@ -20,8 +20,12 @@ def leave_out(tree: CallTree, seen: Collection[int], chosen: Chooser | None) -> 
         if node.number not in seen and not node.children:
             node.left_out = "unseen"
     tree.supersede()
-    if chosen is None:
-        return
+    if chosen is not None:
+        _leave_out_others(tree, chosen)
+
+
+def _leave_out_others(tree: CallTree, chosen: Chooser) -> None:
+    """Leave out the calls that are not chosen."""
     for node in tree.nodes:
         (facts,) = as_facts([node], {})
         if node.left_out is None and not chosen({**facts, "messages": node.conversation.messages}):
