@@ -45,9 +45,9 @@ INTRODUCTION = """\
 Each row is one run of GRPO on `env = "reasoning-gym:chain_sum"` with two terms of one digit: SmolLM2-135M-Instruct, all
 weights trained in float32, 4 groups of 8 samples per step, learning rate 5e-6. A prompt is plain text: one solved row,
 "Question: ...\\nAnswer: 5", then the question.
-Of 200 different rows 50 are held out, with both orders of a sum in the same part. Rewards are held-out, 4 samples of
-each row at temperature 1, as in training. Chance alone moves their mean by about 0.03. The control shuffles the rewards
-within each batch. Other work shared the machine, so times are upper limits.
+Of 200 different rows, 50 are held out, with both orders of a sum in the same part. Rewards are measured on held-out
+rows, with 4 samples of each at temperature 1, as in training. Chance alone moves their mean by about 0.03. The control
+shuffles the rewards within each batch. Other work shared the machine, so times are upper limits.
 
 `python -m benchmarks.environment_learning --verifiers PYTHON_WITH_VERIFIERS` writes this section and
 `environment-learning.json`."""

@@ -121,7 +121,7 @@ class Run:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The run's row in the table. Rewards are held-out, averaged over tasks."""
+        """The run's row in the table. Rewards are means over tasks, on held-out prompts."""
         before, after = (self.summary["held_out"][when]["mean"] for when in ("before", "after"))
         return {
             "mode": self.mode,

@@ -6,7 +6,7 @@ satisfy them all, and several fields must all hold. `{}` holds for every group.
 `{"sample": {"reward": 0, "tokens": {"$gt": 100}}}` holds for a group if one of its samples meets all of it.
 
 operators of a field   $eq $ne $gt $gte $lt $lte, $in $not_in (a list), $between ([low, high], both included)
-... of `error`         $contains (a text, in upper or lower case); `prompt` and `text` have only that one
+... of `error`         $contains (a text, in upper or lower case); `prompt` and `text` have only $contains
 operators of queries   $and $or (a list of queries; an empty $and holds for all, an empty $or for none)
 """
 
@@ -71,7 +71,7 @@ def _parse(query: Any, depth: int) -> AllOf:
     if not isinstance(query, Mapping):
         raise QueryError(f'query {query!r}: must be an object, such as {{"status": "completed"}}')
     if depth > MAX_DEPTH:
-        raise QueryError(f"the query is nested more than {MAX_DEPTH} levels deep: write a flatter one")
+        raise QueryError(f"the query is nested more than {MAX_DEPTH} levels deep: write a flatter query")
     return AllOf(tuple(part for key, value in query.items() for part in _parts(key, value, depth)))
 
 

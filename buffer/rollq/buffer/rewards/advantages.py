@@ -94,8 +94,8 @@ def advantages(
 
     `rewards` float [N] (ignored where not valid), `groups` int [N] group index of each sample from 0, `valid` bool [N],
     `tasks` int [N] task index of each sample from 0 (None means that all belong to one task). `lengths` int [N] loss
-    tokens of each sample, which baseline `opo` needs (None means that all are equal). A group of one has deviation 0
-    and advantage 0. With `pass_k` > 1, a group of at most `pass_k` has advantage 0.
+    tokens of each sample, which baseline `opo` needs (None means that all are equal). A group of one sample has
+    deviation 0 and advantage 0. With `pass_k` > 1, a group of at most `pass_k` samples has advantage 0.
     """
     keep = np.asarray(valid, dtype=np.bool_)
     group = np.asarray(groups, dtype=np.int64)

@@ -54,7 +54,7 @@ def keeps_system_messages(tokenizer: Tokenizer) -> bool:
 
 
 def fold_system_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages, with each system message after the first message turned into text of the user, at the start of the
+    """The messages, with each system message after the first message turned into user text, at the start of the
     next user message if there is one."""
     folded: list[Message] = []
     waiting: list[str] = []
