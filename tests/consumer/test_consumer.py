@@ -407,7 +407,7 @@ def test_groups_of_a_lost_commit_are_not_trained_twice(connect: Connect, worker:
         with forgotten(buffer):
             consumer.commit(next(consumer))
         with pytest.raises(
-            NotClaimed, match="step 1 of task 'math' was committed, but the last one that it knows is 0"
+            NotClaimed, match="step 1 of task 'math' was committed, but the last step that it knows is 0"
         ):
             next(consumer)
 

@@ -1,4 +1,5 @@
-"""Batches that are gathered as a whole, an evaluation or a coordinator's: no claim takes a group out of one."""
+"""Batches that are gathered as a whole, for an evaluation or a coordinator: no claim takes a group out of such a
+batch."""
 
 from collections.abc import Iterable, Sequence
 

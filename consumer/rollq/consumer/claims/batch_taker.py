@@ -134,7 +134,7 @@ class BatchTaker:
             if (server_step := self._lease.buffer.clock(task).committed) < self._committed:
                 raise NotClaimed(
                     f"the server lost its last moments, as in a failover: step {self._committed} of task {task!r} was "
-                    f"committed, but the last one that it knows is {server_step}. Resume from the last checkpoint"
+                    f"committed, but the last step that it knows is {server_step}. Resume from the last checkpoint"
                 )
 
     def _replace(self, claimed: Claimed, error: CorruptGroup) -> None:
