@@ -17,6 +17,7 @@ from rollq.buffer.values.rollouts import WHOLE, Group, GroupResult, Sample
 from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.wire.frame_decoding import decode_samples
 from rollq.buffer.wire.group_fields import encode_payload
+from rollq.buffer.wire.plain_groups import encode_plain
 
 GROUP_SIZE = 8
 
@@ -157,7 +158,8 @@ class RollqSide:
 
 def encode(group: Sequence[Sample]) -> bytes:
     """The frame of a group, as the buffer stores it."""
-    return encode_payload(group, range(len(group)), group_size=len(group))[WHOLE]
+    plain = encode_plain(group)
+    return bytes(plain.frame) if plain else encode_payload(group, range(len(group)), group_size=len(group))[WHOLE]
 
 
 def _decode(frames: Sequence[bytes]) -> list[Samples]:

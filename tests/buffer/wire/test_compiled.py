@@ -2,6 +2,8 @@
 
 import importlib.util
 import random
+import subprocess
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +76,12 @@ def test_arrays_of_a_frame_are_views_of_it() -> None:
     for array in (segment.prompt_ids, segment.response_ids, segment.logprobs):
         assert not array.flags.writeable
         assert not array.flags.owndata
+
+
+def test_the_compiler_has_no_warning() -> None:
+    include = sysconfig.get_paths()["include"]
+    strict = ["-std=c11", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-Werror", "-fsyntax-only"]
+    subprocess.run(["cc", *strict, f"-I{include}", str(ROOT / "buffer/rollq/buffer/wire/_plain.c")], check=True)
 
 
 def test_rollq_installs_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
