@@ -5,7 +5,7 @@
 -- KEYS: clock
 -- ARGV: incarnation, epoch, nonce, step, mode
 -- Returns: how many groups it held
--- Caller: Training.begin_epoch; the trainer, rank 0, after task_begin_epoch, the last step first
+-- Caller: Training._rewind; the trainer, rank 0, after task_begin_epoch, the last step first
 -- Repeat: changes nothing. A trainer that takes over half-way finds the remaining steps below claimed_step
 
 -- Drops the copy of a group that is sampled again. One that is in the batch of an earlier step was trained on its own,
