@@ -317,7 +317,7 @@ def test_a_group_that_is_not_there_is_one_line_with_the_reason(world: World, sho
     assert "`rollq archive` keeps such groups" in gone.output
     assert gone.output.count("\n") == 1
     assert "was never admitted: the task has had groups 1 to 2" in show("math", 3).output
-    assert "step 7 has not been claimed yet: the last one is 1" in show("math", "--step", 7).output
+    assert "step 7 has not been claimed yet: the last claimed step is 1" in show("math", "--step", 7).output
     assert "no group of math is failed now" in show("math", "--last", "failed").output
 
 

@@ -60,7 +60,7 @@ def test_xs05_a_bad_row_is_fatal_by_setting() -> None:
 
 
 def test_a_source_without_any_usable_row_is_an_error_and_not_an_endless_loop() -> None:
-    with pytest.raises(InvalidPrompt, match="none of the 3 rows is usable; the last one: rows:"):
+    with pytest.raises(InvalidPrompt, match="none of the 3 rows is usable; the last error: rows:"):
         Sampler(Rows(3, bad=frozenset({0, 1, 2})), (3,), 1.0).prompts_from(0, 1)
 
 

@@ -23,7 +23,7 @@ def test_rows_are_left_out_without_moving_the_others() -> None:
     sampler.rows.leave_out({2, 7})
     left = [pick for pick in whole if pick[0].row not in (2, 7)]
     assert sampler.prompts_from(0, len(left)) == left
-    with pytest.raises(InvalidPrompt, match="none of the 10 rows is usable; the last ones are longer"):
+    with pytest.raises(InvalidPrompt, match="none of the 10 rows is usable; the last rows are longer"):
         sampler.rows.leave_out(range(10))
 
 

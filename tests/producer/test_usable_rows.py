@@ -51,7 +51,7 @@ def test_a_large_file_of_which_all_is_unusable_is_not_read_to_its_end() -> None:
 
 def test_without_a_bound_one_usable_row_is_enough() -> None:
     assert len(UsableRows(Rows(9, dict.fromkeys(range(8), "not JSON")), 1.0).prompts_from(0, 9)) == 1
-    with pytest.raises(InvalidPrompt, match="none of the 9 rows is usable; the last one: rows:9: not JSON"):
+    with pytest.raises(InvalidPrompt, match="none of the 9 rows is usable; the last error: rows:9: not JSON"):
         UsableRows(Rows(9, dict.fromkeys(range(9), "not JSON")), 1.0).prompts_from(0, 9)
 
 

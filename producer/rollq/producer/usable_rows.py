@@ -43,7 +43,7 @@ class PromptSource(Protocol):
         ...
 
     def prompt(self, row: int) -> Prompt:
-        """Return the prompt of row `row` (from 0). Raises `InvalidPrompt` for an unusable one."""
+        """Return the prompt of row `row` (from 0). Raises `InvalidPrompt` for an unusable row."""
         ...
 
     def place(self, row: int) -> str:
@@ -99,7 +99,7 @@ class UsableRows:
         self.bad.update(rows)
         if len(self.bad) >= self.count:
             raise InvalidPrompt(
-                f"none of the {self.count} rows is usable; the last ones are longer than max_prompt_tokens: raise it, "
+                f"none of the {self.count} rows is usable; the last rows are longer than max_prompt_tokens: raise it, "
                 "or fix the file"
             )
 
@@ -120,13 +120,14 @@ class UsableRows:
         return "; ".join(f"{unusable.rows} x {reason} (first {unusable.first})" for reason, unusable in by_count)
 
     def _check_share(self, error: InvalidPrompt) -> None:
-        """Raise `InvalidPrompt` if too many of the rows that were read are unusable; `error` is the last one's."""
+        """Raise `InvalidPrompt` if too many of the rows that were read are unusable; `error` is the error of the last
+        row."""
         unusable = sum(of_reason.rows for of_reason in self.reasons.values())
         if unusable > self._max_bad_rows * max(self.seen, min(self.count, ENOUGH_ROWS)):
             raise InvalidPrompt(
                 f"{unusable} of the {self.seen} rows that were read are unusable, more than max_bad_rows = "
                 f"{self._max_bad_rows:g} allows: {self.described()}. Fix these rows, or raise max_bad_rows to leave "
-                f"them out. The last one is {error}"
+                f"them out. The last error: {error}"
             ) from error
 
     def _refuse(self, row: int, error: InvalidPrompt) -> None:
@@ -140,7 +141,7 @@ class UsableRows:
         so_far = self.reasons.get(reason, Unusable(0, place))
         self.reasons[reason] = Unusable(so_far.rows + 1, so_far.first)
         if len(self.bad) >= self.count:
-            raise InvalidPrompt(f"none of the {self.count} rows is usable; the last one: {error}") from error
+            raise InvalidPrompt(f"none of the {self.count} rows is usable; the last error: {error}") from error
         self.check_some_are_left()
         self._check_share(error)
         self._log_once.warning(row, "prompt skipped: %s", error)

@@ -128,7 +128,7 @@ def _of_step(buffer: "Buffer", left: "LeftGroups", tasks: Sequence[str], step: i
         return groups
     claimed = max(buffer.clock(task).claimed_step for task in tasks)
     if step > claimed:
-        raise RollqError(f"step {step} has not been claimed yet: the last one is {claimed}")
+        raise RollqError(f"step {step} has not been claimed yet: the last claimed step is {claimed}")
     raise RollqError(
         f"the batch of step {step} has left the buffer: batches stay until a checkpoint covers them, and with "
         f'resume = "fresh" until they are trained{left.where}'

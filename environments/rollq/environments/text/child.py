@@ -86,7 +86,7 @@ def seed_all(seed: int) -> None:
 
 
 def answer(games: Games, message: Message) -> bytes:
-    """The answer to a message; any error becomes one."""
+    """The answer to a message; any error becomes an answer."""
     try:
         return json.dumps(getattr(games, message["do"])(message), allow_nan=False).encode()
     except BaseException as error:  # noqa: BLE001 - an environment may raise anything, even SystemExit

@@ -33,7 +33,7 @@ class SelfChecking(Protocol):
         """The check of the serving server with the largest difference; None if no server was compared."""
 
     def expect(self, probe: Probe | None) -> None:
-        """Let a server serve the weights of the next `swap` only if its logprobs equal `probe`'s, or without a probe
+        """Let a server serve the weights of the next `swap` only if its logprobs equal `probe`'s or, without a probe,
         the first server's. The rule also holds for servers that rejoin later. `swap` then names the new version and
         raises `WeightsRejected` if no server passes."""
 
@@ -82,8 +82,8 @@ async def _confirm_sums(engine: Summing, number: int, probe: Probe) -> None:
 
 
 async def confirm(engine: Scorer, number: int, probe: Probe | None, check: WeightsCheck) -> None:
-    """Raise `WeightsRejected` unless the check passes, the engine's parameters have the probe's sums, and its cache is
-    of version `number`."""
+    """Raise `WeightsRejected` unless the check passes, the engine's parameters have the probe's sums, and its cache
+    belongs to version `number`."""
     if not check.passed:
         trainer = engine.dtype if probe is None else probe.dtype
         raise WeightsRejected(

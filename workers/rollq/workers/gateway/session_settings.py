@@ -15,7 +15,7 @@ class SessionSettings(Settings):
     tool_parser: str = Field(
         default="auto", description="how the model writes calls; auto: as the family of its chat template does"
     )
-    reasoning_parser: str = Field(default="", description="how the model writes thoughts: one of vLLM's")
+    reasoning_parser: str = Field(default="", description="how the model writes thoughts: one of vLLM's parsers")
     calls: str = Field(
         default="all", description="calls that are trained: all, or the dotted path of a function that chooses them"
     )
