@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollq.buffer.common import exact_json
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.gateway.calls import Call, CallProtocol, CallRefused
 from rollq.workers.gateway.protocols import chat, completions, messages, responses
@@ -173,9 +174,9 @@ def test_any_body_is_a_call_or_refused(protocol: CallProtocol) -> None:
             assert outcome.status == 400
             assert orjson.dumps(protocol.error(outcome))
             return
-        assert orjson.dumps({"record": {"call": asdict(outcome)}})
+        assert exact_json.dumps({"record": {"call": asdict(outcome)}})
         assert 0 <= outcome.repeats < 1000
-        assert orjson.dumps(protocol.answer(outcome, body, ANSWER))
+        assert exact_json.dumps(protocol.answer(outcome, body, ANSWER))
         assert b"".join(protocol.events(outcome, body, ANSWER)).endswith(b"\n\n")
 
     check()
