@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conftest import missing
 from faults.fuzz_codec import any_frame, any_group, check_same_arguments, check_same_samples
 from rollq.buffer.errors import CorruptFrame
 from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus, Segment, VersionSpan
@@ -28,8 +29,13 @@ def plain_samples(prompt_tokens: int = 4, tokens: int = 6) -> list[Sample]:
     return [Sample((segment,), SampleStatus.COMPLETED, FinishReason.STOP, reward) for reward in (0.0, 1.0)]
 
 
-def test_the_codec_is_compiled() -> None:
-    assert compiled.passes is not None, "no C compiler when rollq was installed: install gcc, then `make install`"
+@pytest.fixture(autouse=True)
+def codec() -> None:
+    if compiled.passes is None:
+        missing("the codec was not compiled (Debian: apt-get install gcc python3-dev, then make install)")
+
+
+def test_a_plain_group_takes_the_compiled_way() -> None:
     assert compiled.scan(plain_samples()) is not None
 
 
