@@ -32,7 +32,7 @@ class Scene(NamedTuple):
 
 SCENES: Sequence[Scene] = (
     Scene(
-        "a call of a tool, and its result",
+        "a tool call, and its result",
         (
             (
                 Block(PROMPT, "question"),

@@ -49,7 +49,7 @@ async def compact(client: Client) -> None:
 
 
 PROGRAMS: Mapping[str, tuple[Callable[[Client], Awaitable[None]], Sequence[str], str]] = {
-    "a call of a tool, and its result": (call_a_tool, [SUM, "It is 42"], PLAIN),
+    "a tool call, and its result": (call_a_tool, [SUM, "It is 42"], PLAIN),
     "the template drops earlier thoughts": (think, ["<think>six</think>42", "43"], FORGETFUL),
     "two calls continue one answer": (branch, ["plan", "answer 1", "answer 2"], PLAIN),
     "a subagent, which gets a task": (use_a_subagent, [SUM, "42", "It is 42"], PLAIN),

@@ -52,7 +52,7 @@ def test_a_row_that_was_dropped_is_not_admitted_again(
     row = int(str(dropped.prompt.content))
     assert (row not in rows) is left_out
     said = (
-        f"1 prompts are longer than max_prompt_tokens = 20 and are left out, 1 by now: {prompts}:{row + 1} (50 tokens)"
+        f"1 prompts are longer than max_prompt_tokens = 20 and are left out, 1 so far: {prompts}:{row + 1} (50 tokens)"
     )
     assert (caplog.text.count(said) >= 1) is left_out
     assert set(rows) >= set(range(ROWS)) - {int(str(dropped.prompt.content))}

@@ -1,4 +1,4 @@
-"""Finds the servers of a run, and opens it: the first step of every command."""
+"""Finds the servers of a run and opens the run, as every command does first."""
 
 import logging
 import os
@@ -123,7 +123,7 @@ class Fingerprints(TypedDict):
 def fingerprints(model: Path | None, tokenizer: Path | None, setting: str) -> Fingerprints:
     """Fingerprints of a model's architecture and of a tokenizer, as `open_run` takes them; empty for None.
 
-    Raises `ConfigError` for a folder without a model, which is named by its `setting`.
+    Raises `ConfigError` for a folder without a model; the message names `setting`, where the folder was given.
     """
     from rollq.workers.tokenizers.hugging_face import TOKENIZER_FILE, model_fingerprint, tokenizer_fingerprint
 
@@ -136,8 +136,8 @@ def fingerprints(model: Path | None, tokenizer: Path | None, setting: str) -> Fi
 
 
 def templates(settings: RollqSettings) -> dict[str, str]:
-    """A name, such as `chat template of tasks.sums` -> the identity of the template that renders its prompts, with its
-    options. Empty if workers have no tokenizer. Raises `ConfigError` for a broken template."""
+    """Identities of the templates that render prompts, with their options, by name, such as `chat template of
+    tasks.sums`. Empty if workers have no tokenizer. Raises `ConfigError` for a broken template."""
     from rollq.workers.tokenizers.templates import template_identity
 
     worker = settings.worker

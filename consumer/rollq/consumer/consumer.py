@@ -226,10 +226,10 @@ class Consumer(Iterator[Batch]):
         the whole batch under `loss`; then update, `publish`, and `commit(stream.batch)`.
 
         Iterating raises what `next` raises, where `timeout_s` bounds each wait, and `NotClaimed` for a batch that was
-        released in between. After an unreadable group the step gets another batch: if a part was trained already, the
-        iteration raises `CorruptGroup`; drop the gradients, and call `stream` again. Raises `ConfigError` for settings
-        that need a whole batch: advantages with baseline or scale `batch`, a `loss` with sft or distillation, colocated
-        engines.
+        released in between. After an unreadable group the step gets another batch: if a part has already been trained,
+        the iteration raises `CorruptGroup`; drop the gradients, and call `stream` again. Raises `ConfigError` for
+        settings that need a whole batch: advantages with baseline or scale `batch`, a `loss` with sft or distillation,
+        colocated engines.
         """
         loss = loss or LossSettings()
         if why := why_whole(self._settings, loss):

@@ -69,7 +69,8 @@ class Kind(Protocol):
         identity does not depend. Raises `ConfigError` for a name, an option or a split that does not exist."""
 
     def installed(self) -> str:
-        """The version of the package that it needs; empty without it. A kind without a package says "built in"."""
+        """The version of the package that it needs; empty if that is not installed. A kind without a package says
+        "built in"."""
 
     def install(self) -> str:
         """How to install what it needs."""

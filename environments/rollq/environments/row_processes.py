@@ -45,7 +45,7 @@ def row_process(command: Sequence[str], environment: Mapping[str, str], asked: b
         reader = threading.Thread(target=_keep, args=(process.stderr, said), daemon=True)
         reader.start()
         try:
-            with suppress(BrokenPipeError):  # it has died: its errors have the reason
+            with suppress(BrokenPipeError):  # it has died: its errors say why
                 process.stdin.write(asked)
                 process.stdin.close()
             yield RowProcess(process, reader, said)

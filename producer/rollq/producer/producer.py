@@ -36,7 +36,7 @@ from rollq.producer.usable_rows import AllExcluded, UsableRows
 log = logging.getLogger(__name__)
 
 PROMPTS_PER_CALL = 64
-MIN_PAUSE_S = 0.02  # faster wake-ups are handled together
+MIN_PAUSE_S = 0.02  # wake-ups within this time are handled together
 LONGEST_PAUSE_S = 1.0  # after 3 s without a reap, the buffer assumes an outage and declares no worker dead
 RETRY_S = 1.0
 WAKE_UPS = frozenset(EventKind) - {EventKind.COMPLETED, EventKind.WORKER}
@@ -94,7 +94,7 @@ class Producer:
         self._place = Place.here()
         self._exhausted: dict[str, int] = {}  # the cursor of each task after which there are no prompts
         self._exclusions: dict[str, int] = {}  # number of manual changes of each task's rows at the last check
-        self._too_long: dict[str, int] = {}  # number of each task's groups dropped as too long at the last check
+        self._too_long: dict[str, int] = {}  # groups of each task dropped as too long by the last check
 
     def run(self, stop: threading.Event) -> None:
         """Schedule until `stop` is set. Waits while the server is unavailable or full.
@@ -111,12 +111,12 @@ class Producer:
                     if not self._is_temporary(error):
                         raise
                     if not waiting and not stop.is_set():
-                        log.warning("%s - production waits", error)
+                        log.warning("%s; production waits", error)
                     waiting = True
                     stop.wait(RETRY_S)
                     continue
                 if waiting:
-                    log.info("the server is available again, production continues")
+                    log.info("the server is available again: production continues")
                 waiting = False
                 stop.wait(MIN_PAUSE_S)
                 events.wait(LONGEST_PAUSE_S)
@@ -172,7 +172,7 @@ class Producer:
             self._too_long[feed.task] = dropped
             if new:
                 log.warning(
-                    "task %s: %d prompts are longer than max_prompt_tokens = %d and are left out, %d by now: %s%s",
+                    "task %s: %d prompts are longer than max_prompt_tokens = %d and are left out, %d so far: %s%s",
                     feed.task,
                     len(new),
                     feed.max_prompt_tokens,
@@ -251,7 +251,7 @@ class Producer:
         """End the task's production if all groups fail, too few are kept, or its hook returns False. Returns whether it
         ended.
 
-        Only running production is ended: a trainer may have put the engines to sleep in the meantime, and would wait
+        Production that has just been paused is left alone: a trainer may have put the engines to sleep, and would wait
         forever.
         """
         if 0 < feed.stop_after_failures <= counts.failed_in_a_row:

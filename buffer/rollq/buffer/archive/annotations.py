@@ -38,7 +38,7 @@ Annotations = Mapping[tuple[int, int], Annotation]
 
 
 class AnnotationReader:
-    """The annotations of one incarnation of a run. For one thread."""
+    """Reads the annotations of one incarnation of a run. Only one thread may use it."""
 
     def __init__(self, url: str, run: str, incarnation: str) -> None:
         """`url` is the archive's URL; each run has a folder there. Raises `ConfigError` if it is unavailable."""
@@ -57,7 +57,7 @@ class AnnotationReader:
         key = task, group_id, step
         if key not in self._kept:
             if not (found := self._read(task, group_id, self._names_of(step))):
-                return {}  # it may still be written
+                return {}  # the trainer may not have written it yet
             self._kept[key] = found
             if len(self._kept) > GROUPS_KEPT:
                 self._kept.popitem(last=False)

@@ -100,7 +100,7 @@ class Claiming(Sweeping):
     def _claim_single(
         self, held: TrainerEpoch, step: int, sizes: Mapping[str, int], asked: Asked
     ) -> Claimed | Shortfall | None:
-        """Plan and claim a step of one task in the same trip, since it cannot be torn."""
+        """Plan and claim a step of one task in the same round trip, since it cannot be torn."""
         (task,) = sizes
         planned, reply = self.call_all(
             [

@@ -216,12 +216,12 @@ class BufferCore(RunStore):
         return self._decode_clock(task, fields)
 
     def clocks(self, tasks: Sequence[str]) -> dict[str, Clock]:
-        """The clocks of several tasks, in one trip. Raises `StoreLost` like `clock`."""
+        """The clocks of several tasks, in one round trip. Raises `StoreLost` like `clock`."""
         replies = self.send_all([("HGETALL", task_keys(self.run, task).clock) for task in tasks])
         return {task: self._decode_clock(task, dict(pairs(flat))) for task, flat in zip(tasks, replies, strict=True)}
 
     def controls(self, tasks: Sequence[str]) -> dict[str, tuple[Control, str]]:
-        """The control of each task, and for `SLEEP` its reason, in one trip. Raises `StoreLost` like `clock`."""
+        """The control of each task, and for `SLEEP` its reason, in one round trip. Raises `StoreLost` like `clock`."""
         keys = [task_keys(self.run, task).clock for task in tasks]
         replies = self.send_all([("HMGET", key, "incarnation", "control", "sleep", "rules_revision") for key in keys])
         wanted: dict[str, tuple[Control, str]] = {}

@@ -27,7 +27,7 @@ class ClusterPayloads:
 
     @contextmanager
     def writing(self) -> Iterator[Write]:
-        """Store payloads in one trip. A server whose memory is full refuses them: `ServerRefused`."""
+        """Store payloads in one round trip. A server whose memory is full refuses them: `ServerRefused`."""
         commands: list[Command] = []
 
         def write(name: PayloadName, payload: bytes | Pieces) -> None:

@@ -24,7 +24,7 @@ from rollq.buffer.values.rollouts import Status
 from rollq.buffer.wire.sample_outcomes import decode_outcomes
 
 IDS_PER_TRIP = 500
-"""The number of groups whose numbers are read in one trip. With a limit, at most this many groups are read
+"""The number of groups whose numbers are read in one round trip. With a limit, at most this many groups are read
 needlessly."""
 
 _NUMBERS = (

@@ -13,7 +13,7 @@ from rollq.buffer.query.records import GroupRecord
 from rollq.buffer.wire.sample_outcomes import SampleOutcome, longest, rewards_of
 
 MOST_SORTED = 10_000
-"""The most groups that are sorted: if there are more, only the first groups."""
+"""The most groups that are sorted; if there are more, only the first groups are."""
 LIST_SORTS = ("reward", "tokens", "step", "at", "tries")
 QUERY_SORTS = ("reward", "min_reward", "max_reward", "tokens", "tries", "staleness", "arrival")
 _ATTRIBUTES = {"at": "at_ms", "step": "listed_step"}

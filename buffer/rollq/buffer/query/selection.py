@@ -16,11 +16,11 @@ from rollq.buffer.wire.sample_outcomes import SampleOutcome
 MOST_ROWS = 200
 """The most groups on a page."""
 SEARCHED_PER_TRIP = 4
-"""Groups whose samples are read in one trip."""
+"""The number of groups whose samples are read in one round trip."""
 MOST_READ = 128
-"""Groups that a search reads for one page at most."""
+"""The most groups that a search reads for one page."""
 MOST_READ_BYTES = 32 << 20
-"""A search stops once it has read this much of samples for one page."""
+"""A search stops once it has read this many bytes of samples for one page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Page(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A group that a ranked list may show, at its `place`. `where` is the place from which its reader reads it."""
+    """A group that a ranked list may show, at its `place`. `where` is its location for the reader of the list."""
 
     place: float
     task: str

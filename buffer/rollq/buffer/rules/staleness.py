@@ -1,8 +1,8 @@
 """Staleness: how old tokens, samples and groups are, and what is too old to be trained. Pure arithmetic.
 
-Versions count train steps: version v are the weights published after step v. A token of version v that is trained at
+Versions count train steps: version v is the weights published after step v. A token of version v that is trained at
 step t has staleness t - v - 1: how many steps its weights are behind. After a rewind, tokens of a dead epoch count as
-if made by `min(version, floor)`, see `Floors`. Other functions take versions that are already counted in this way.
+if made by `min(version, floor)` (see `Floors`). Other functions take versions that are already counted in this way.
 """
 
 from collections.abc import Iterable
@@ -50,7 +50,7 @@ def held_versions(letters: str, versions: str) -> list[int]:
 
 
 def stale_threshold(syncs: int, sync_weights_interval: int) -> int:
-    """The staleness, in train steps, that is too old for tokens that may be `syncs` synchronisations old.
+    """The lowest staleness, in train steps, of tokens that are too old if tokens may be `syncs` synchronisations old.
 
     Raises `ValueError` for a negative number of syncs or an interval below 1.
     """
@@ -62,7 +62,7 @@ def stale_threshold(syncs: int, sync_weights_interval: int) -> int:
 
 
 def staleness(step: int, versions: Iterable[int]) -> int:
-    """The staleness at train step `step` of the oldest of tokens of these versions; 0 without tokens."""
+    """The staleness at train step `step` of the oldest token of these versions; 0 without tokens."""
     oldest = min(versions, default=None)
     return 0 if oldest is None else step - oldest - 1
 
@@ -70,8 +70,9 @@ def staleness(step: int, versions: Iterable[int]) -> int:
 def counted_version(oldest: int, newest_trainable: int, threshold: int, token_threshold: int) -> int:
     """The one version that a sample counts as, so that a single comparison decides when it is too old.
 
-    The sample is too old if its oldest token is (`threshold`), or if the newest token that the loss counts is, so that
-    all would be masked (`token_threshold` <= `threshold`). May be negative.
+    A sample is too old if its oldest token is at least `threshold` steps stale. It is also too old if even the newest
+    token that the loss counts is at least `token_threshold` steps stale, since all tokens would be masked.
+    `token_threshold` is at most `threshold`. The result may be negative.
     """
     return min(oldest, newest_trainable + token_threshold - threshold)
 

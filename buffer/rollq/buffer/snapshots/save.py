@@ -29,7 +29,7 @@ from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
 from rollq.buffer.values.rollouts import Status
 
 HOLD_MS = 30_000
-"""How long the buffer waits for a saver after its last call. A saver calls after every trip."""
+"""How long the buffer waits for a saver after its last call. A saver calls after every round trip."""
 GROUPS_PER_TRIP = 32
 PROMPTS_PER_TRIP = 1000
 CHUNK_GROUPS = 1000

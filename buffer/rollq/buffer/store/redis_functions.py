@@ -124,7 +124,7 @@ Call = Command | Beside
 
 
 def call_all(servers: Servers, patience: Patience, load: Load, calls: Callable[[], Iterable[Call]]) -> list[Any]:
-    """Call several functions in one trip (see `pipeline`), and return their replies, or the error of a failed call.
+    """Call several functions in one round trip (see `pipeline`); return their replies, or the error of a failed call.
 
     Every function is harmless to repeat, so outages are waited out, and calls whose server lacked the function are
     repeated after `load`.

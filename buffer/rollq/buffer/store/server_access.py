@@ -6,7 +6,7 @@ from typing import Any
 from rollq.buffer.errors import ConfigError
 
 START_USER = "rollq-start"
-"""The user that checks whether a server with an ACL file serves, for the process that started it. It also joins the
+"""The user as which a process checks whether the server that it started with an ACL file answers. It also joins the
 nodes of an embedded cluster, which replicate as this user."""
 START_RIGHTS = "+info +ping +cluster +psync +replconf"
 SERVER_FILES = ("ca.crt", "server.crt", "server.key")
@@ -37,7 +37,7 @@ def tls_config(certificates: Path) -> list[tuple[str, str]]:
 
 
 def server_tls(certificates: Path) -> dict[str, Any]:
-    """The driver's options to reach the server from its machine, at any address."""
+    """The driver's options for connecting from the server's own machine, to any of its addresses."""
     return {
         "ssl_ca_certs": str(certificates / "ca.crt"),
         "ssl_certfile": str(certificates / "server.crt"),

@@ -259,4 +259,6 @@ def _texts_by(path: Path) -> "TokenTexts":
         return TokenTexts(None, "Tokens are shown as ids: pip install tokenizers to see their text.")
     except Exception as error:  # noqa: BLE001  (the package raises bare exceptions)
         return TokenTexts(None, f"Tokens are shown as ids: {path} cannot be read: {error}")
-    return TokenTexts(lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False), f"Text by {path}.")
+    return TokenTexts(
+        lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False), f"Decoded by the tokenizer {path}."
+    )

@@ -25,7 +25,9 @@ Changes = Mapping[str, Mapping[str, Any]]
 @file_and(task="TASK", changes="[RULE=VALUE]...")
 @connection_options
 @click.option(
-    "--from-step", type=click.IntRange(1), help="First train step with the new batch; default: the first unplanned."
+    "--from-step",
+    type=click.IntRange(1),
+    help="First train step with the new batch; default: the first that is not planned yet.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 def set_rules(

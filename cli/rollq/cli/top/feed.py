@@ -33,7 +33,7 @@ class Frame:
 
 
 class Feed:
-    """Keeps `frame` up to date inside the `with` block. A hanging server blocks only its thread."""
+    """Keeps `frame` up to date inside the `with` block. A hanging server blocks only the feed's thread."""
 
     def __init__(self, reader: RunReader, now: Callable[[], float] = time.monotonic) -> None:
         """`now` is a steady clock in seconds."""

@@ -1,8 +1,8 @@
 """A trainer's lease on its run: renewed in a thread, and checked before every call that needs it.
 
 Safety rests on the trainer's epoch, which the buffer's functions compare. The lease only keeps other trainers from
-starting while this one is alive. It ends with the trainer, even a killed one, if the trainer's process can be looked
-up; otherwise `TRAINER_LEASE_S` after the last renewal.
+starting while this one is alive. If the trainer's process can be looked up, the lease ends with it, even if it is
+killed. Otherwise, the lease ends `TRAINER_LEASE_S` after the last renewal.
 """
 
 import logging
@@ -80,12 +80,12 @@ class TrainerLease:
             except ServerError as error:
                 if not self._closing.is_set():
                     log.warning("cannot renew the trainer's lease: %s", error)
-            except RollqError as error:  # fenced, or the store is lost: final
+            except RollqError as error:  # fenced, or the store is lost: a retry is useless
                 self._lost = error
                 return
 
     def _check_server(self) -> None:
-        """Warn if the server has started to evict keys: dropped keys would otherwise be missing unnoticed."""
+        """Warn if the server has started to evict keys: otherwise, nobody would notice the missing keys."""
         try:
             self._buffer.memory()
         except ServerRefused as error:

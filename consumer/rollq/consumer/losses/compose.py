@@ -18,9 +18,9 @@ from rollq.consumer.losses.trust_regions import dppo_kl, dppo_tv, ipo
 class PolicyTerms(NamedTuple):
     """The terms of n loss tokens under a loss, and their origin, each [n].
 
-    `terms` to minimise; the loss is the sum of weight * term, with weights as of `token_weights`. Without gradients:
-    the `ratio` that the surrogate used; whether the token `was_clipped`, or `was_masked` (left out by a mask or a
-    weight of 0), bool; and its `importance` weight, 1 without a correction.
+    The loss to minimise is the sum of weight * term over `terms`, with the weights from `token_weights`. The other
+    fields have no gradients: `ratio` is the ratio that the surrogate used; `was_clipped` and `was_masked` (left out by
+    a mask or a weight of 0) are bool; `importance` is the token's weight, 1 without a correction.
     """
 
     terms: torch.Tensor
@@ -43,11 +43,11 @@ def policy_terms(
 ) -> PolicyTerms:
     """Compute the terms of n loss tokens, without aggregation.
 
-    All are [n]: `new`, `behaviour`, `old` and `reference` logprobs in nats, of the policy that is trained, of the
-    engine, of the weights before the first update on the batch (default: the current weights), and of the reference
-    model; `advantages`; `samples` int64, equal for tokens of one sample, whose tokens must all be there if
-    `settings.needs_whole_samples`; `keep` bool, tokens that a mask of the caller keeps (default: all). `old` is used
-    with `settings.old_logprobs = "recomputed"`.
+    All tensors are [n]. Logprobs are in nats: `new` of the policy that is trained, `behaviour` of the engine, `old` of
+    the weights before the first update on the batch (default: the current weights), and `reference` of the reference
+    model. `old` is used with `settings.old_logprobs = "recomputed"`. `samples`, int64, is equal for tokens of one
+    sample; with `settings.needs_whole_samples`, all tokens of a sample must be there. `keep`, bool, says which tokens a
+    mask of the caller keeps (default: all).
 
     Raises `ConfigError` if `settings.kl_coefficient` > 0 and there are no reference logprobs.
     """

@@ -15,7 +15,7 @@ _EPS = 1e-8
 def moved_probability(
     new: torch.Tensor, behaviour: torch.Tensor, advantages: torch.Tensor, *, low: float, high: float
 ) -> torch.Tensor:
-    """Whether the probability moved too far already in the direction of the advantage, bool [n].
+    """Whether the probability has already moved too far in the direction of the advantage, bool [n].
 
     Where A > 0: p - q > high; else: q - p > low.
     """

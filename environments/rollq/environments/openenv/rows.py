@@ -48,7 +48,9 @@ class TaskList:
             return [{}] * (stop - start)  # an environment that needs a task reports that
         tasks: list[Any] = answer["tasks"]
         if len(tasks) != stop - start:
-            raise ConfigError(f"{server.url}: tasks {start} to {stop} of split {self.split!r} are {len(tasks)} tasks")
+            raise ConfigError(
+                f"{server.url}: got {len(tasks)} tasks for tasks {start} to {stop} of split {self.split!r}"
+            )
         return tasks
 
 

@@ -1,8 +1,9 @@
 """The rewards of groups that are judged as a whole, when all samples have ended.
 
-Invariant: only a group that is put as finished has rewards from its group judge. Until then the buffer keeps its
-complete samples as unfinished samples that wait for their group. The next attempt does not make or judge them again.
-If siblings are made again, samples that come back with a group's rewards lose them, and get their earlier rewards back.
+Invariant: only a group that is put as finished has rewards from its group judge. Until a group is judged, the buffer
+keeps its complete samples as unfinished samples that wait for their group. The next attempt neither makes nor judges
+them again. If siblings are made again, samples that come back with a group's rewards lose them, and get their earlier
+rewards back.
 """
 
 from collections import Counter
@@ -33,7 +34,7 @@ from rollq.workers.judging.token_rewards import (
 JUDGED_ALONE: Final = "judged_alone"
 """Name in `Sample.extra` of the reward that a sample had before its group was judged, with its parts."""
 AWAITS_GROUP: Final = "awaits_group"
-"""Name in `Sample.extra` of the fact that a sample is complete and waits for its group."""
+"""Name in `Sample.extra` that marks a sample which is complete and waits for its group."""
 TOO_FEW: Final = "not judged: too few samples of its group completed"
 
 
@@ -125,7 +126,7 @@ def waiting(sample: Sample) -> Sample:
 
 
 def kept_until_judged(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of an unjudged group as the buffer keeps them, so the group is unfinished."""
+    """The samples of an unjudged group as the buffer keeps them: some are marked as unfinished, so the group is too."""
     is_whole = have_ended(samples)
     return [waiting(sample) if is_whole or sample.reward is None else sample for sample in samples]
 

@@ -100,7 +100,7 @@ class HfTokenizer:
         ids: list[int]
         if self._fast is None:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
-        else:  # omits token offsets, which takes half the time
+        else:  # without token offsets, encoding takes half the time
             ids = self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
@@ -166,7 +166,7 @@ class HfTokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """See `Tokenizer.chat_template`. If there are several, the template for tools."""
+        """See `Tokenizer.chat_template`. If there are several, it is the template for tools."""
         try:
             template: str = self._tokenizer.get_chat_template(tools=[])
         except ValueError:

@@ -34,8 +34,7 @@ def allow_only_reading(folders: Iterable[str]) -> None:
     """Deny this thread, and everything it starts, all files outside `folders`, all changes to files, TCP, signals to
     other processes and their abstract sockets, as far as the kernel knows these rights. Raises `OSError`.
 
-    `folders` may be folders and files; missing or forbidden paths are skipped. The process must have given up gaining
-    rights.
+    `folders` may be folders and files; missing or forbidden paths are skipped. Call `give_up_new_rights` first.
     """
     known = version()
     rights = (1 << max(count for since, count in _FILE_RIGHTS if since <= known)) - 1
@@ -55,7 +54,7 @@ def forbid_mounts_and_foreign_sockets() -> None:
     sockets of other processes, as far as the kernel knows these rights. Raises `OSError`, including on Linux before
     5.19.
 
-    The process must have given up gaining rights, or be root in its namespace.
+    Call `give_up_new_rights` first, unless the process is root in its namespace.
     """
     known = version()
     if known < _MOVES_SINCE:

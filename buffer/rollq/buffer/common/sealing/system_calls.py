@@ -14,7 +14,7 @@ from typing import Final
 from rollq.buffer.common.sealing.kernel import column, system_call
 
 _ALLOWED: Final = {
-    # open files, and facts about others
+    # open files, and facts about other files
     "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67), "preadv": (295, 69),
     "lseek": (8, 62), "close": (3, 57), "fstat": (5, 80), "newfstatat": (262, 79), "statx": (332, 291),
     "stat": (4, None), "lstat": (6, None), "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439),
@@ -35,7 +35,7 @@ _ALLOWED: Final = {
     "getgroups": (115, 158), "getpgid": (121, 155), "getpgrp": (111, None), "getsid": (124, 156),
     "getrusage": (98, 165), "getrlimit": (97, 163), "sched_getaffinity": (204, 123), "getcpu": (309, 168),
     "sysinfo": (99, 179), "uname": (63, 160),
-    # its own signals and its end
+    # its own signals, and exit
     "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigpending": (127, 136), "rt_sigreturn": (15, 139),
     "sigaltstack": (131, 132), "exit": (60, 93), "exit_group": (231, 94),
 }  # fmt: skip
@@ -58,13 +58,13 @@ _DENY: Final = 0x00050000 | errno.EPERM
 _SET_FILTER: Final = 1
 _ALL_THREADS: Final = 1
 _Instruction = tuple[int, int, int, int]
-"""Code, how many instructions to skip if true, and if false, and a constant."""
+"""The code, how many instructions to skip if the comparison is true and if it is false, and a constant."""
 
 
 def allow_only_computing() -> None:
     """Permanently put the filter on all threads of this process. Raises `OSError`.
 
-    The process must have given up gaining rights.
+    Call `give_up_new_rights` first.
     """
     instructions = list(_filter(column()))
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions))
@@ -92,14 +92,14 @@ def _filter(machine: int) -> Iterator[_Instruction]:
 
 
 def _rule(number: int, body: list[_Instruction]) -> Iterator[_Instruction]:
-    """The instructions for one call, which is denied at the end of the body."""
+    """The instructions for one call: it is denied if the body ends without allowing it."""
     yield (_IF_EQUAL, 0, len(body) + 1, number)
     yield from body
     yield (_RETURN, 0, 0, _DENY)
 
 
 def _argument(place: int) -> _Instruction:
-    """Load the lower half of an argument, which is all that the kernel looks at in an int."""
+    """Load the lower half of an argument, the only part of an int that the kernel reads."""
     return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * place)
 
 

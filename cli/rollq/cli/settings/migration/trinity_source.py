@@ -8,7 +8,7 @@ from rollq.cli.settings.migration.trinity_verl import Verl
 from rollq.cli.settings.migration.values import Placeholder
 
 ENOUGH_STEPS: Final = 1_000_000
-"""Train steps of a run that ends after passes over the prompts."""
+"""Train steps of a run whose end is given as a number of passes over the prompts."""
 
 
 class Source:

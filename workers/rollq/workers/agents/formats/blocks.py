@@ -8,7 +8,7 @@ from rollq.workers.agents.tool_calls import Malformed
 
 CALL_START: Final = "<tool_call>"
 CALL: Final = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.S)
-"""A call as several families write it. A call that was cut off has no end tag."""
+"""A call as several families of models write it. A call that was cut off has no end tag."""
 NOT_CLOSED: Final = Malformed("a tool call without </tool_call>")
 
 

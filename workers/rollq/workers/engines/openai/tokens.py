@@ -23,8 +23,8 @@ class Part(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Tokens:
     """The part of a completion that has arrived: ids, logprobs in nats, and the finish reason if it has ended. `url` is
-    the server's, for messages. `broken` is true if arrived tokens were lost when a server broke off. `added` is called
-    whenever tokens arrive."""
+    the server's, for messages. `broken` is true if tokens had arrived and were lost when a server failed. `added` is
+    called whenever tokens arrive."""
 
     url: str = "the server"
     ids: list[int] = field(default_factory=list)

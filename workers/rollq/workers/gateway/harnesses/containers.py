@@ -41,7 +41,7 @@ END_ALL: Final = '"$@"; code=$?; kill -9 -1 2>/dev/null; exit $code'
 
 
 class ContainerError(OSError):
-    """A call of the program failed."""
+    """A call to the program failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def client_environment() -> dict[str, str]:
 
 
 def call(program: str, *arguments: str, timeout_s: float = CALL_S) -> str:
-    """The output of a call of the program. Raises `ContainerError`."""
+    """The output of a call to the program. Raises `ContainerError`."""
     name = f"{os.path.basename(program)} {arguments[0]}"
     try:
         done = subprocess.run(
@@ -194,7 +194,7 @@ def find_program() -> str:
 def remove_left_containers(program: str, sessions: Path) -> None:
     """Remove the containers of sessions whose folders are gone, after workers were killed. Raises `ContainerError`."""
     found = call(program, "ps", "--all", f"--filter=label={LABEL}={sessions}", "--format={{.Names}}").split()
-    # listed second: a folder exists before its container
+    # folders are listed second: a folder exists before its container
     kept = {Container(program, root).name for root in sessions.iterdir()}
     for name in found:
         if name not in kept:

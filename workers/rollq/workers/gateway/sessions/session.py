@@ -66,10 +66,10 @@ class Session:
         self._turns: Mapping[int, float] | None = None  # the rewards of calls, by their numbers
 
     def ask(self, call: Call, caller: Caller) -> "asyncio.Task[Answer]":
-        """Ask for the answer to a call. Raises `CallRefused`, and so does the answer.
+        """Ask for the answer to a call. Raises `CallRefused`, as awaiting the answer can.
 
         Several callers may wait for the same answer, so no caller may cancel it; `lose` notes that a caller has left.
-        It is cancelled when the session stops, or when nobody waits for it.
+        The answer is cancelled when the session stops, or when nobody waits for it.
         """
         self.used_s = time.monotonic()
         if self.is_over:
@@ -92,7 +92,8 @@ class Session:
         return True
 
     def ended(self, made: Sample, *, out_of_time: bool) -> Sample:
-        """The sample `made`, a failed one if the program reported a failure; it has no end if it ran `out_of_time`."""
+        """The sample `made`, a failed one if the program reported a failure; its finish reason is `length` if it ran
+        `out_of_time`."""
         if self.outcome.failure is not None:
             kind, reason = self.outcome.failure
             return replace(failed(reason, kind), extra=made.extra)
@@ -135,7 +136,9 @@ class Session:
                 raise session_over()
             made = sum(node.tokens for node in self.answering.tree.nodes)
             if 0 < self._limits.max_made_tokens <= made:
-                raise CallRefused(f"this session has made {made} tokens, the most that it may", code="too_many_tokens")
+                raise CallRefused(
+                    f"this session has made {made} tokens, the most that it may make", code="too_many_tokens"
+                )
             return await self.answering.answer(located, times)
         finally:
             self._places.release()
@@ -146,7 +149,7 @@ class Session:
             self.closed.set()
 
     async def settle(self) -> None:
-        """Wait a while for running calls, then stop them; without a wait if the group is stopped or the engine died."""
+        """Wait a while for running calls, then stop them. Does neither if the group is stopped or the engine died."""
         self.closed.set()
         if self.answering.failure is not None or self._rollout.is_stopped():
             return
