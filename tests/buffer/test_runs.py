@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from redis.exceptions import ResponseError
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies.claims import Claimed
@@ -16,7 +17,7 @@ from rollq.buffer.errors import (
 from rollq.buffer.rules.codec import encode_rules
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.embedded_server import EmbeddedServer
-from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
 from rollq.buffer.values.rollouts import GroupResult, Prompt, Status
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
@@ -188,6 +189,23 @@ def test_a_full_server_lets_roles_in_as_long_as_it_has_the_functions(
         first.client.function_flush()
         with pytest.raises(ServerRefused, match="memory is full"):
             Buffer.connect(fresh_server.url, run_name)
+
+
+def test_a_role_that_is_refused_for_one_identity_leaves_none(world: World) -> None:
+    create = world.buffer.create_run
+    create(identities={"environment": "desk"})
+    with pytest.raises(RunMismatch, match="created with environment desk, this role has shop"):
+        create(identities={"chat template": "qwen", "environment": "shop"})
+    create(identities={"chat template": "llama", "environment": ""})
+    with pytest.raises(RunMismatch, match="created with environment desk, this role has shop"):
+        create(identities={"environment": "shop"})
+
+
+def test_an_identity_without_its_name_creates_no_run(world: World) -> None:
+    info = world.buffer.keys.info
+    with pytest.raises(ResponseError, match="an argument is missing"):
+        world.buffer.call("create_run", info, "0" * 32, SCHEMA_VERSION, "", "", "", "environment")
+    assert not world.buffer.client.exists(info)
 
 
 def test_all_work_survives_a_killed_server(fresh_server: EmbeddedServer, run_name: str) -> None:

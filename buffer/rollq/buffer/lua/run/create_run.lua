@@ -20,20 +20,27 @@ local function refuse_mismatch(name, found, asked)
   )
 end
 
-local function check_identities(run, args)
-  for i = 6, #args, 2 do
-    local field = 'identity:' .. args[i]
-    local err = refuse_mismatch(args[i], redis.call('HGET', run, field) or '', args[i + 1])
+local FIRST_IDENTITY = 6
+
+local function refuse_identities(run, args)
+  for i = FIRST_IDENTITY, #args, 2 do
+    local err = refuse_mismatch(args[i], redis.call('HGET', run, 'identity:' .. args[i]) or '', args[i + 1])
     if err then return err end
-    redis.call('HSET', run, field, args[i + 1])
   end
   return nil
+end
+
+local function write_identities(run, args)
+  for i = FIRST_IDENTITY, #args, 2 do
+    if args[i + 1] ~= '' then redis.call('HSET', run, 'identity:' .. args[i], args[i + 1]) end
+  end
 end
 
 local function create_run(keys, args)
   local incarnation, schema, model, tokenizer, payloads = unpack(args)
   check_given(incarnation, schema, model, tokenizer)
   check_choice(payloads, '', 'store', 'server')
+  check_rows(args, FIRST_IDENTITY, 2)
   local run = keys[1]
   local existing, run_schema, run_model, run_tokenizer = fields(run, 'incarnation', 'schema', 'model', 'tokenizer')
   if not existing and redis.call('HEXISTS', run, 'restoring') == 1 then
@@ -53,13 +60,15 @@ local function create_run(keys, args)
     -- stylua: ignore
     redis.call('HSET', run, 'incarnation', incarnation, 'schema', schema, 'model', model,
       'tokenizer', tokenizer, 'payloads', payloads, 'created_ms', now_ms())
-    return check_identities(run, args) or incarnation
+    write_identities(run, args)
+    return incarnation
   end
   local err = refuse_mismatch('schema', run_schema, schema)
     or refuse_mismatch('model fingerprint', run_model, model)
     or refuse_mismatch('tokenizer fingerprint', run_tokenizer, tokenizer)
-  err = err or check_identities(run, args)
+    or refuse_identities(run, args)
   if err then return err end
+  write_identities(run, args)
   if run_model == '' and model ~= '' then redis.call('HSET', run, 'model', model) end
   if run_tokenizer == '' and tokenizer ~= '' then redis.call('HSET', run, 'tokenizer', tokenizer) end
   return existing
