@@ -188,7 +188,7 @@ def figures(metrics: Path) -> dict[str, Any]:
 
 
 def train(root: Path, base: DemoFolder, cell: Cell, strategy: str, *, is_recorded: bool = False) -> None:
-    """Train in a new demo's folder `root` from the initial model of `base`, see `benchmarks.recorder` for records.
+    """Train in a new demo's folder `root` from the initial model of `base`. For records, see `benchmarks.recorder`.
 
     Raises `CellFailed`.
     """

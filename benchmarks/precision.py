@@ -143,7 +143,7 @@ def _compared(rows: Sequence[dict[str, Any]]) -> str:
     means = "; ".join(f"{way}: {mean(found):.3f}" for way, found in after.items())
     differences = " and ".join(f"{mean(after[way]) - mean(after[first]):+.3f}" for way in others)
     return (
-        f"Means of the seeds: {means}. The differences from {first} are {differences}; the pooled standard deviation "
+        f"Means of the seeds: {means}. The differences from '{first}' are {differences}; the pooled standard deviation "
         f"of a run is {pooled:.3f}."
     )
 

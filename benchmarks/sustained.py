@@ -1,6 +1,6 @@
 """Ten minutes of 1,000 workers on one server: leases, renewals, reports and puts of 147 KB groups, as fast as possible.
 
-Each process has many workers, see `benchmarks.logical_workers`. This process admits prompts, and claims, reads,
+Each process has many workers (see `benchmarks.logical_workers`). This process admits prompts, and claims, reads,
 commits and checkpoints batches.
 """
 

@@ -4,7 +4,7 @@ Invariant: nothing that RQ stores is ever executed or imported. Values are orjso
 name is `rollq.generate`, from the table below; a job's callbacks, webhooks, retries and repeats are dropped when it is
 read.
 Producers enqueue tickets, workers pop them; `rq info -j rollq.buffer.tickets.TicketJob -S
-rollq.buffer.tickets.TicketSerializer` looks at them safely.
+rollq.buffer.tickets.TicketSerializer` shows them safely.
 """
 
 import logging
@@ -35,7 +35,7 @@ from rollq.buffer.store.redis_url import mask_url, node_urls
 log = logging.getLogger(__name__)
 
 GENERATE = "rollq.generate"
-RESULT_TTL_S = 60  # short, but not 0: RQ deletes at once with blocking reads, three times slower
+RESULT_TTL_S = 60  # short, but not 0: with 0, RQ uses blocking reads, which are three times slower
 FAILURE_TTL_S = 24 * 3600  # RQ's default is a year
 TICKET_TTL_S = 24 * 3600
 """Lifetime of a job after it is enqueued or started, in seconds: no job outlives its killed worker for longer."""

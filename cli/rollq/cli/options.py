@@ -39,7 +39,8 @@ def _existing(context: click.Context, argument: click.Parameter, file: Path | No
 url_option: Callable[[Command], Command] = click.option(
     "--url",
     callback=_warn_of_password,
-    help="URL of the server, instead of FILE; its password belongs in ROLLQ_REDIS_PASSWORD or _PASSWORD_FILE.",
+    help="URL of the server, instead of FILE; its password belongs in ROLLQ_REDIS_PASSWORD, or in a file that "
+    "ROLLQ_REDIS_PASSWORD_FILE names.",
 )
 run_option: Callable[[Command], Command] = click.option("--run", "run_name", help="Name of the run, with --url.")
 allowed_host_option: Callable[[Command], Command] = click.option(

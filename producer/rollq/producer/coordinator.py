@@ -59,7 +59,7 @@ class BatchCoordinator:
         over_rollout: OverRollout | None = None,
         groups_per_job: int = 1,
     ) -> None:
-        """`pipeline` are the operators that finished groups pass before training, see `rollq.producer.pipeline`.
+        """`pipeline` are the operators that finished groups pass before training (see `rollq.producer.pipeline`).
 
         Raises `ConfigError` for an operator that cannot be called with groups, or for an async operator.
         """

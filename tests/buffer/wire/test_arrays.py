@@ -71,7 +71,7 @@ def test_xd02_a_missing_changed_or_other_file_is_named(tmp_path: Path) -> None:
         (replace(reference, uri="file://host/array"), "only file:///path"),
         (replace(reference, uri=f"{reference.uri}x"), "No such file.*must be shared"),
         (replace(reference, sha256="0" * 64), "sha256 is"),
-        (replace(reference, shape=(3, 2)), r"is float64 \[6\], its reference says float64 \[3, 2\]"),
+        (replace(reference, shape=(3, 2)), r"is float64 \[6\]; its reference says float64 \[3, 2\]"),
         (replace(reference, dtype="int64"), "its reference says int64"),
     ):
         with pytest.raises(ArrayError, match=message):

@@ -230,7 +230,7 @@ def test_every_turn_draws_with_a_seed_of_its_own(tokenizer: HfTokenizer) -> None
 @pytest.mark.parametrize(
     ("said", "answer"),
     [
-        ("<tool_call>{nonsense}</tool_call>", "error: a tool call is one JSON object, this is not"),
+        ("<tool_call>{nonsense}</tool_call>", "error: a tool call is one JSON object; this is not"),
         ("<tool_call>[1]</tool_call>", 'error: a tool call is a JSON object with "name"'),
         ('<tool_call>{"name": "calculator", "arguments": "6*7"}</tool_call>', "error: \"arguments\" of 'calculator'"),
         ('<tool_call>{"name": "calculator"', "error: a tool call without </tool_call>"),

@@ -168,10 +168,10 @@ def test_waits_end_when_the_worker_stops(tokenizer: HfTokenizer) -> None:
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ({"tasks": []}, "tasks is a list of names"),
-        ({"tasks": "sums"}, "tasks is a list of names"),
-        ({"wait_s": 31}, "wait_s is a number of seconds from 0 to 30"),
-        ({"wait_s": True}, "wait_s is a number"),
+        ({"tasks": []}, "tasks must be a list of names"),
+        ({"tasks": "sums"}, "tasks must be a list of names"),
+        ({"wait_s": 31}, "wait_s must be a number of seconds from 0 to 30"),
+        ({"wait_s": True}, "wait_s must be a number"),
         ({"tasks": ["sum"]}, "this worker has none of these tasks: sum; its tasks for programs elsewhere: sums"),
     ],
 )

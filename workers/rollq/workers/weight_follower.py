@@ -95,9 +95,9 @@ class WeightFollower:
             return await self._serve(live, wanted)
 
     async def _may_stay(self, live: LiveModel) -> bool:
-        """Whether the engine's weights are newer and the trainer may publish them again: tokens of older weights in the
-        middle would make all its samples staler. False for a broadcast, which waits for every engine, and for an
-        evaluation, which waits for its weights."""
+        """Whether the engine keeps its weights because they are newer and the trainer may publish them again: with
+        tokens of older weights in the middle, all samples would be staler. False for a broadcast, which waits for every
+        engine, and for an evaluation, which waits for its weights."""
         served = self._host.version
         if served is None or not live.awaits(served.epoch, served.version, served.digest):
             return False
@@ -107,7 +107,8 @@ class WeightFollower:
         return not await self._calls.poll(others, self._tasks)
 
     async def _serve(self, live: LiveModel, wanted: WeightsVersion) -> bool:
-        is_unfit = wanted == self._refused and round_number(live.uri) is not None  # nor will it fit the next time
+        # a broadcast that did not fit will not fit the next time either
+        is_unfit = wanted == self._refused and round_number(live.uri) is not None
         if wanted == self._rejected or is_unfit:
             await self._go_back()
             return False

@@ -77,7 +77,7 @@ def _exceeds(ends: Sequence[Mapping[str, int]], groups: "Mapping[str, Sequence[_
 
 
 def decode_claimed(step: int, replies: Mapping[str, Any], plan: Plan, known: Claimed | None) -> Claimed | None:
-    """The batch from the replies to the claims of all its tasks, see `claim.lua`, and from its `known` part.
+    """The batch from the replies to the claims of all its tasks (see `claim.lua`), and from its `known` part.
 
     None if the replies belong to another round, or if another rank divided more of the batch than these claims saw.
     """
@@ -151,7 +151,7 @@ def claimed_group(
     probability: bytes,
     *stored: bytes,
 ) -> ClaimedGroup:
-    """A group from its description, see `describe_groups`. `stored` has its prompt and frame, or nothing."""
+    """A group from its description (see `describe_groups`). `stored` has its prompt and frame, or nothing."""
     numbers = (oldest, arrival, tries, tokens, float(reward or 0))
     pipeline = PipelineOutput.decode(shaped)
     drawn = float(probability) if probability else None
@@ -159,7 +159,7 @@ def claimed_group(
 
 
 def shortfall_of(step: int, replies: Mapping[str, Any], wanted: Mapping[str, int]) -> Shortfall:
-    """The shortfall from the replies to claims, see `claim.lua`."""
+    """The shortfall from the replies to claims (see `claim.lua`)."""
     short = {task: lacking for task, lacking in _incomplete(replies) if lacking.is_short_of(wanted[task])}
     return Shortfall(
         step,

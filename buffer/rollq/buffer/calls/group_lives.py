@@ -26,8 +26,7 @@ class Living(BufferCore):
     """Calls that read how a group spent its time."""
 
     def lives(self, step: int, groups: Sequence[tuple[str, int]]) -> list[GroupLife]:
-        """The lives of the groups of a claimed step, by task and id, in their order; groups that are gone are left
-        out."""
+        """The lives of these groups of a claimed step, in the given order; groups that are gone are left out."""
         tasks = list(dict.fromkeys(task for task, _ in groups))
         names = ("admitted_ms", "put_ms", "attempt", "tokens", "reward", "oldest")
         claims = [("HGET", task_keys(self.run, task).manifest(step), "claimed_ms") for task in tasks]

@@ -31,8 +31,8 @@ AWAY = Trouble(ServerUnavailable, "check that it answers and has room", answered
 
 
 Fsync = Literal["no", "always", "everysec"]
-"""When a file is on disk: when the operating system likes, when `put` returns, or a second later at most. These are the
-names that a server has for its append-only file."""
+"""When a file is on disk: when the operating system chooses, when `put` returns, or at most a second later. These are
+the names that a server has for its append-only file."""
 
 
 class NotMounted(OSError):
@@ -89,7 +89,7 @@ class Folder:
         self._path = Path(path)
         self._syncs_at_once = fsync == "always"
         self._sync = BackgroundSync(self._path) if fsync == "everysec" else None
-        self._on_disk = set[Path]()  # folders below it whose names are
+        self._on_disk = set[Path]()  # folders below it whose names are on disk
 
     def put(self, name: str, value: bytes | Pieces) -> None:
         """Write a file beside its place, and then rename it."""
@@ -119,7 +119,7 @@ class Folder:
             self._on_disk.add(folder)
 
     def close(self) -> None:
-        """Bring the files to disk that are not there yet."""
+        """Bring to disk the files that are not there yet."""
         if self._sync:
             self._sync.close()
 
@@ -178,7 +178,8 @@ class Bucket:
     """`Objects` in a bucket of an S3-compatible store. Needs `rollq[s3]`."""
 
     def __init__(self, url: str, what: str = "payloads") -> None:
-        """Raises `ConfigError`, naming `what` it holds, for any other URL, a wrong endpoint, or without obstore."""
+        """Raises `ConfigError` for another kind of URL, for a wrong endpoint, and without obstore; it names `what` the
+        bucket holds."""
         self._store = open_bucket(url, {"timeout": "12h", "read_timeout": "20s"}, what=what, retries=0)
         from obstore.exceptions import BaseError
 

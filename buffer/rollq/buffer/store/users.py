@@ -105,7 +105,7 @@ rollq:{run}:weights:<digest>:<n>    -         read    write    -        -       
 """
 """The right of each role on each key. `write` includes `read`. `copy` means to drop a key or its fields, to ask whether
 it has a field and how long that field is, or to copy one key to another, but neither to read nor to write it. The
-operator writes because `rollq restore` does."""
+operator writes because `rollq snapshot load` does."""
 
 READS = (
     "get exists hexists hget hgetall hlen hmget hrandfield hscan hstrlen hvals llen lrange smembers srandmember strlen "
@@ -233,8 +233,8 @@ def _extras(role: Role) -> str:
 
 
 def _function_rules(run: str, role: Role, releases: Sequence[str]) -> str:
-    """A function is called with the key of its clock or run, and sometimes payloads. The server assumes that it writes
-    them, unless it is FCALL_RO."""
+    """A function is called with the key of its clock or run, and sometimes payloads. The server assumes that the call
+    writes them, unless it is FCALL_RO."""
     names = sorted(functions_of(role))
     calls = " ".join(
         f"{'fcall_ro' if name in READ_ONLY else 'fcall'}|{function_name(name, release)}"
@@ -267,7 +267,7 @@ def _queue_rules(run: str, role: Role) -> Iterator[str]:
     mark = "~" if role in (Role.PRODUCER, Role.WORKER) else "%R~"
     keys = QUEUE_KEYS.format(queue=RunKeys(run).queue()).split()
     yield f"{_allow(QUEUE_COMMANDS[role])}{' '.join(mark + key for key in keys)}"
-    yield "+exists %R~rq:suspended"  # to write it would suspend the workers of all applications
+    yield "+exists %R~rq:suspended"  # writing it would suspend the workers of all applications
     if role is Role.WORKER:
         yield f"+subscribe +unsubscribe &rq:pubsub:* &{RunKeys(run).events}:*"  # one command asks for both
     if role is Role.OPERATOR:

@@ -21,7 +21,7 @@ class Sink(Protocol):
         """Send spans soon."""
 
     def close(self) -> None:
-        """Send the remaining spans, for a moment."""
+        """Send the remaining spans, for a short time at most."""
 
 
 class Tracer:

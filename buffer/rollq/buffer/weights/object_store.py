@@ -26,7 +26,7 @@ class ObjectStore:
         """Raises `ConfigError` for a URL that is not `s3://bucket/prefix`, a wrong endpoint, and without obstore."""
         self._url = url.rstrip("/")
         self._store = open_bucket(url, {"timeout": "120s"}, what="weights")
-        # of a whole download, of a read
+        # the limits are for a whole download and for one read
         self._reader = open_bucket(url, {"timeout": "12h", "read_timeout": "60s"}, what="weights")
 
     def uri(self, name: str) -> str:

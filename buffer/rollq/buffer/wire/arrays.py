@@ -72,7 +72,7 @@ def load_array(array: npt.NDArray[Any] | ArrayRef) -> npt.NDArray[Any]:
         raise ArrayError(f"array {array.uri!r}: not a safetensors file with a tensor {ARRAY!r}: {error}") from error
     if loaded.shape != array.shape or loaded.dtype.name != array.dtype:
         raise ArrayError(
-            f"array {array.uri!r} is {loaded.dtype} {list(loaded.shape)}, its reference says {array.dtype} "
+            f"array {array.uri!r} is {loaded.dtype} {list(loaded.shape)}; its reference says {array.dtype} "
             f"{list(array.shape)}"
         )
     return loaded

@@ -80,8 +80,8 @@ def _check_are_rules(names: Iterable[str], task: str) -> None:
     for name in names:
         if name in TaskSettings.model_fields and name not in TaskRules.model_fields:
             raise ConfigError(
-                f"{name} is not a rule: change tasks.{task}.{place_of(name)} there, and restart the workers and the "
-                "producer"
+                f"{name} is not a rule: change tasks.{task}.{place_of(name)} in the settings file, and restart the "
+                "workers and the producer"
             )
 
 

@@ -42,7 +42,7 @@ def make_smollm2(folder: Path, report: Callable[[str], None]) -> str:
     report("converting the weights to float32")
     read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     config = read.config
-    # Newer transformers call a model from GGUF quantized even with float32 weights, and refuse to save it.
+    # Newer transformers treat a model from GGUF as quantized even if its weights are float32, and refuse to save it.
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.name_or_path = ""  # a path of this machine

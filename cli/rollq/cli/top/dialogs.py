@@ -22,7 +22,7 @@ f          find groups, and requeue, quarantine or drop them
 ?          these keys
 q, Ctrl-C  quit
 
-Each change says first what it will do, and asks."""
+Each change first says what it will do, and asks for confirmation."""
 
 
 class Confirm(ModalScreen[bool]):

@@ -43,15 +43,15 @@ class Batch:
     `sequence_groups` int64 [n], index into `groups`. `share` and `micro_batches` select the sequences of `rank`.
     `group_ids` are the task or shard and the id of each group. `claim_round` identifies this batch for a release.
 
-    `numbers` are the numbers of the samples of each group, see `rollq.buffer.values.sample_numbers`. `uses` int64 [G]
+    `numbers` are the numbers of the samples of each group (see `rollq.buffer.values.sample_numbers`). `uses` int64 [G]
     is how often each group was trained before, and `probabilities` float64 [G] the probability of its draw, NaN in an
     order without draws. Advantages are weighted by them as `AdvantageSettings.draw_correction` says, see
     `draw_weights`; the ages of the tokens are `MicroBatch.staleness`.
 
     `group_counts` are the counts of each group, and `part` the indices of the groups to train: all groups, except in
-    batches from `split`. `token_advantages` are by index into `sequences`, see `with_token_advantages`.
+    batches from `split`. `token_advantages` are by index into `sequences` (see `with_token_advantages`).
 
-    `reduction` is the way in which the ranks combine their gradients, see `loss_scale`.
+    `reduction` is the way in which the ranks combine their gradients (see `loss_scale`).
 
     A rank has read its share. Other items of `groups`, `samples` and `sequences` are read on access, which raises
     `CorruptGroup` for a group that cannot be read, or is gone because a checkpoint covers the step. `prefetched` is the
@@ -319,7 +319,7 @@ class Batch:
 
         Packed, all sequences of a micro-batch share one row; with `padded`, each has a row, and the number of rows
         times the longest sequence is at most `max_tokens`. `arrays` names the named arrays that hold one value per
-        token, see `MicroBatch.arrays`; references among them are loaded. A rank without further sequences gets
+        token (see `MicroBatch.arrays`); references among them are loaded. A rank without further sequences gets
         micro-batches of a single masked token.
 
         The segments of a sample are in one micro-batch if they fit. Ratios of whole samples need that: `whole_samples`

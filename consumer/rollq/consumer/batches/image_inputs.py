@@ -25,8 +25,8 @@ class ImageInputs:
         """The micro-batch of `batch` with the inputs for its images; unchanged if it has none.
 
         Raises `ConfigError` for packed rows, and if the workers processed the images with another class; `ImageError`
-        for a file that cannot be read, or differs from the engine's; `InvalidGroup` for tokens of images in a sequence
-        without any.
+        for a file that cannot be read, or differs from the engine's; `InvalidGroup` for image tokens in a sequence
+        without images.
         """
         chosen = map(batch.sequences.__getitem__, micro.sequences)
         rows = [sequence for sequence in chosen if self._processor.image_token_id in sequence.ids]

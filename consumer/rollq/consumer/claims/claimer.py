@@ -35,7 +35,7 @@ RELEASE_S = 300.0
 class BatchSizes:
     """Groups per task in a batch: `fixed`, otherwise by each task's rules for the step.
 
-    `rules` are the tasks' rules as last read, see `refresh`.
+    `rules` are the tasks' rules as last read (see `refresh`).
     """
 
     def __init__(self, rules: Mapping[str, TaskRules], fixed: Mapping[str, int]) -> None:

@@ -56,12 +56,12 @@ def second_moment_mask(old: torch.Tensor, behaviour: torch.Tensor, *, most: floa
     """Drop the tokens with the largest (behaviour - old)^2 until the mean of the others is less than `most`.
 
     M2PO (Zheng et al. 2025, arXiv:2510.01161). The mean covers the whole batch: pass the logprobs of all loss
-    tokens of all micro-batches and ranks, and give each micro-batch its part of the result, see `policy_loss(keep=)`.
+    tokens of all micro-batches and ranks, and give each micro-batch its part of the result (see `policy_loss(keep=)`).
     """
     squares = ((behaviour - old) ** 2).detach()
     ordered, index = squares.sort(descending=True, stable=True)
     left = torch.arange(len(ordered), 0, -1, device=squares.device)
-    means = ordered.flip(0).cumsum(0).flip(0) / left  # without the tokens before
+    means = ordered.flip(0).cumsum(0).flip(0) / left  # of each token and those after it
     dropped = int((means >= most).sum())  # the means fall
     is_kept = torch.ones_like(squares, dtype=torch.bool)
     is_kept[index[:dropped]] = False

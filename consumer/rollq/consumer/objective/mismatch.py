@@ -1,7 +1,7 @@
 """The distance of the trainer's logprobs of a batch from the engine's, by task, worker and version of the weights.
 
-Without faults, only rounding and the updates since a token's version cause a difference. If a worker serves weights
-other than it reports, its tokens differ much more.
+Without faults, only rounding and the updates since a token's version cause a difference. If a worker serves other
+weights than it reports, its tokens differ much more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ class MismatchGauge:
         self._versions.append(versions.cpu().numpy())
 
     def labelled(self, batch: Batch) -> "LabelledMismatch":
-        """The differences of the gauged tokens, each with its task, worker and version."""
+        """The differences of the tokens added so far, each with its task, worker and version."""
         differences = np.concatenate([*self._differences, np.zeros(0, np.float32)])
         sequences = np.concatenate([*self._sequences, np.zeros(0, np.int64)])
         versions = np.concatenate([*self._versions, np.zeros(0, np.int64)])

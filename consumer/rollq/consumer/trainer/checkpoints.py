@@ -74,12 +74,13 @@ def save_checkpoint(
     """Write the checkpoint of `step`, with the configuration files of `config_from`. Only the last `kept` checkpoints
     up to this step stay. Without the optimizer's state, a trainer that resumes from it starts with a new optimizer.
 
-    The file does not depend on the number of ranks. All ranks of a sharded model call it, and rank 0 writes.
+    The optimizer's file does not depend on the number of ranks. All ranks of a sharded model call it, and rank 0
+    writes.
     """
     made = Checkpoint(step, _folders(output) / step_name(step), lineage, initial)
     reshard(model)  # a publication's probe leaves some parameters gathered, and the optimizer cannot use them
     moments = tensor_stream(dict(_optimizer_tensors(model, optimizer)) if with_optimizer else {})
-    with moments, _weights_of(model) as weights:  # which ends first
+    with moments, _weights_of(model) as weights:  # the gathered weights end first
         if rank != 0:
             return made
         with atomic_folder(made.folder) as unfinished:

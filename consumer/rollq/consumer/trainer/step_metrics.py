@@ -24,7 +24,7 @@ SMALL_ERROR = 0.05
 class StepMetrics:
     """The metrics of all ranks on the batch of a step.
 
-    `workers` counts the samples of each worker, see `samples_by_worker`; `lengths` are the lengths of the responses, by
+    `workers` counts the samples of each worker (see `samples_by_worker`); `lengths` are the responses' lengths, by
     rank.
     """
 

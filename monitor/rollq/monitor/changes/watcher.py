@@ -52,8 +52,8 @@ class ChangeWatcher:
         last_look: bool = False,
         on_failure: Callable[[str], object] = log.warning,
     ) -> None:
-        """`replace` notes the reported state and returns the previous one, see `Reporting`. With `last_look`, the state
-        at the end counts at once. `on_failure` gets a line, at most once a minute."""
+        """`replace` notes the reported state and returns the previous state (see `Reporting`). With `last_look`, the
+        state at the end counts at once. `on_failure` gets a line, at most once a minute."""
         self.calls = Calls()
         self._run, self._look, self._command, self._replace = run, look, command, replace
         self._last_look, self._on_failure = last_look, on_failure

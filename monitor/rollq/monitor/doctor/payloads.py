@@ -20,8 +20,8 @@ ANSWER_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class PayloadFacts:
-    """`trouble` says why this machine cannot use it, and is empty if it can. `taken_bytes` is the total size of all
-    groups' frames."""
+    """`trouble` says why this machine cannot use the folder or the bucket, and is empty if it can. `taken_bytes` is the
+    total size of all groups' frames."""
 
     trouble: str = ""
     space: Space | None = None  # of a folder

@@ -143,7 +143,7 @@ METRICS = (
     Metric("rollq_state", "1 for the state of the diagnosis, 0 for the others", ("state",), _states),
     _of_run("rollq_model_version", "Train step after which the live weights were published",
             lambda run: run.model.version if run.model else None),
-    _of_run("rollq_epoch", "Incarnation of the trainer; it grows with each start",
+    _of_run("rollq_epoch", "Number of the trainer's epoch; it grows with each start",
             lambda run: run.model.epoch if run.model else None),
     _of_run("rollq_tickets", "Tickets in the queue, which wait for a worker", lambda run: run.tickets),
     _of_run("rollq_memory_used_ratio", "Used share of maxmemory, or of max_buffer_bytes; from 0.8, admission stops",

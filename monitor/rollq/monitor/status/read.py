@@ -51,7 +51,7 @@ class TaskStatus:
     `scheduled` are trained or on their way, and `limit` may be while the live `version` stays live; with the next
     published version, `next_version`, it grows. `statuses` counts groups by status, `bytes` says what their frames
     take, and `progress` has the task's cumulative counters. `kept` of the last `outcomes` finished groups were worth
-    training; `dropped` counts groups that left, by reason. Ages are in seconds, see `Overview`; `producer_silent_s` is
+    training; `dropped` counts groups that left, by reason. Ages are in seconds (see `Overview`); `producer_silent_s` is
     None if no producer was ever seen; `producers` are the producers' places. `archive_trouble` says why an archiver
     cannot write, and is empty if it can. `archives` says whether an archiver has taken groups lately. `last_error` is
     None if there was no error in the last 10 minutes. `unusable` says why rows of its prompts cannot be used;
@@ -134,7 +134,7 @@ class RunStatus:
     """The status of a run at `at_ms` of the server's clock.
 
     `tickets` counts tickets in the queue, `jobs` RQ's executing, finished and failed tickets. `workers` maps a worker
-    to its last report, see `completed_report`. `trainer` is the last trainer that took the run, with its state brought
+    to its last report (see `completed_report`). `trainer` is the last trainer that took the run, with its state brought
     up to date.
     """
 

@@ -52,7 +52,7 @@ def parse_arguments(name: str, raw_arguments: str, id: str, key: str = "argument
         arguments = exact_json.loads(raw_arguments)
         exact_json.dumps(nested(arguments))
     except (TypeError, ValueError) as error:
-        return Malformed(f'"{key}" of {name!r} must be a JSON object, this is not: {error}')
+        return Malformed(f'"{key}" of {name!r} must be a JSON object; this is not: {error}')
     if not isinstance(arguments, dict):
         return Malformed(f'"{key}" of {name!r} must be a JSON object')
     return ToolCall(name, arguments, id, raw_arguments)

@@ -55,10 +55,9 @@ def too_many_messages(messages: int) -> CallRefused:
 
 
 def call_id(number: int, index: int) -> str:
-    """The caller's id for tool call `index` of answer `number`. Ids that the model wrote are ignored.
-
-    It differs from the ids of all other calls of a session. While `number` has at most three digits and `index` two, it
-    has the nine letters and digits that Mistral's templates ask for.
+    """The caller's id for tool call `index` of answer `number`. Ids that the model wrote are ignored. The id differs
+    from the ids of all other calls of a session. While `number` has at most three digits and `index` two, the id has
+    the nine letters and digits that Mistral's templates ask for.
     """
     return f"call{number:03}{index:02}"
 

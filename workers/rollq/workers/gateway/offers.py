@@ -58,7 +58,7 @@ def wanted(body: Mapping[str, Any], known: Set[str]) -> Wanted:
     """
     tasks, wait_s = _tasks(body.get("tasks")), body.get("wait_s", 0)
     if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s <= MOST_WAIT_S:
-        raise CallRefused(f"wait_s is a number of seconds from 0 to {MOST_WAIT_S:g}")
+        raise CallRefused(f"wait_s must be a number of seconds from 0 to {MOST_WAIT_S:g}")
     if tasks is not None and known and known.isdisjoint(tasks):
         raise CallRefused(
             f"this worker has none of these tasks: {', '.join(tasks)}; its tasks for programs elsewhere: "
@@ -72,7 +72,7 @@ def _tasks(tasks: Any) -> tuple[str, ...] | None:
     if tasks is None:
         return None
     if not isinstance(tasks, list) or not tasks or not all(isinstance(task, str) for task in tasks):
-        raise CallRefused("tasks is a list of names of tasks")
+        raise CallRefused("tasks must be a list of names of tasks")
     return tuple(tasks)
 
 

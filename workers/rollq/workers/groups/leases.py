@@ -45,14 +45,14 @@ class HeldLease:
 
     `started` is true once its task has run its first step, and `finished` while it is being put or handed back.
     `requests` are its requests at the engine, with the index of each request's sample. `looping` are samples whose
-    agent loop has not ended. `open` and `behind` count the samples that are still to be generated, and those that have
-    been, see `Places`. `placed` says whether a sample has had a place. `expected_tokens` is the expected length of its
-    answers, 0.0 while unknown. `parts` counts the salvaged parts of its samples. `salvages` says whether the buffer
-    still keeps parts, and `is_full` whether it has too many parts to keep more. `kept` has the last salvaged state of
-    each sample, and `made` the current state of all samples. `cut_off` is true if its batch waits only for finished
-    samples. `given_up` are samples to lend that this worker has not released yet, `away` are samples that are offered
-    or lent, and `staying` are samples that came back unfinished and are not lent again. `offer_calls` counts the calls
-    that have offered samples or withdrawn offers.
+    agent loop has not ended. `open` and `behind` count the samples that are still to be generated, and the samples that
+    have been generated (see `Places`). `placed` says whether a sample has had a place. `expected_tokens` is the
+    expected length of its answers, 0.0 while unknown. `parts` counts the salvaged parts of its samples. `salvages` says
+    whether the buffer still keeps parts, and `is_full` whether it has too many parts to keep more. `kept` has the last
+    salvaged state of each sample, and `made` the current state of all samples. `cut_off` is true if its batch waits
+    only for finished samples. `given_up` are samples to lend that this worker has not released yet, `away` are samples
+    that are offered or lent, and `staying` are samples that came back unfinished and are not lent again. `offer_calls`
+    counts the calls that have offered samples or withdrawn offers.
     """
 
     lease: Lease

@@ -56,7 +56,7 @@ def equals(text: str, answer: Any) -> bool:
 
 
 def equals_as_number(text: str, answer: Any) -> bool:
-    """Like `equals`, but also compares by value answers that are numbers as text."""
+    """Like `equals`, but also compares numbers in the form of text by value."""
     number = only_number(text)
     for right in accepted(answer):
         expected = only_number(right) if isinstance(right, str) else None

@@ -97,8 +97,7 @@ async def _isolated(path: str, context: JudgeContext, prompt: Prompt, samples: S
 
 
 def call_group_judge(path: str, prompt: str, samples: bytes) -> Mapping[str, Any]:
-    """Call a group judge; runs in a judge process. The process must answer with a reward, so the list is a fact beside
-    it."""
+    """Call a group judge in a judge process. The process must answer with a reward, so the list is a fact beside it."""
     judge: Callable[..., Any] = load_plugin("group judge", path, {})
     given = tuple(decode_samples(samples))
     entries = _entries(judge(decode_prompt(prompt.encode()), given))

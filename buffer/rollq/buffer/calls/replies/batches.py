@@ -36,9 +36,9 @@ class BatchState:
 
 
 class Finalizing(NamedTuple):
-    """The progress of ending a batch. The state is `finalizing` if the caller has it, with its finished groups, and
-    `busy` if another caller has it. If it is `finalized` or `aborted`, the batch has ended, with its `result` (JSON, or
-    the reason)."""
+    """The progress of ending a batch. The state is `finalizing`, with the finished groups, if this caller is ending the
+    batch, and `busy` if another caller is. If it is `finalized` or `aborted`, the batch has ended, with its `result`
+    (JSON, or the reason)."""
 
     state: str
     result: bytes

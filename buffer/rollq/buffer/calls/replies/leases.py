@@ -26,7 +26,7 @@ class Leased(NamedTuple):
 
 class Renewed(NamedTuple):
     """Leases that are no longer the caller's, and leases of batches that no longer wait: only their finished samples
-    count, see `Coordination.cut_off`."""
+    count (see `Coordination.cut_off`)."""
 
     gone: list[Lease]
     cut_off: list[Lease]

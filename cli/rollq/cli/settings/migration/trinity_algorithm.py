@@ -23,7 +23,7 @@ class Algorithm:
 
     @property
     def counts_otherwise(self) -> bool:
-        """Whether experiences are turns, or come from experts, and not only whole samples of a group."""
+        """Whether some experiences are turns or come from experts, rather than being whole samples of a group."""
         return self.kind in ("multi_step_grpo", "gigpo") or self.loss in ("mix", "mix_chord")
 
     @property
@@ -111,7 +111,7 @@ def _imitation(run: Conversion, given: Given, algorithm: Algorithm) -> None:
             given, "algorithm_type", "RAFT imitates samples chosen by reward: write a loop, or import chosen samples"
         )
     if algorithm.loss == "dpo":
-        run.leave(given, "algorithm_type", "`rollq train` has no loss of pairs; examples/losses/dpo.py has one")
+        run.leave(given, "algorithm_type", "`rollq train` has no loss for pairs; examples/losses/dpo.py has one")
     for name in ("kl_loss_fn", "kl_loss_fn_args", "kl_penalty_fn", "kl_penalty_fn_args", "advantage_fn"):
         if run.take(given, name) not in (None, "none"):
             run.leave(given, name, "samples are imitated as they are: trainer.loss.sft")
@@ -129,7 +129,7 @@ def _loss(run: Conversion, given: Given, algorithm: Algorithm) -> None:
             run.put(given, "policy_loss_fn_args", f"{LOSS}ratio_cap", 1 + high)
             _aggregation(run, given, algorithm)
         case "sapo":
-            _preset(run, given, "sapo", "rollq scales terms by 4 / temperature, as the paper; Trinity does not")
+            _preset(run, given, "sapo", "rollq scales terms by 4 / temperature, as in the paper; Trinity does not")
             run.put(given, "policy_loss_fn_args", f"{LOSS}sapo_positive", _number(algorithm, "tau_pos", 1.0))
             run.put(given, "policy_loss_fn_args", f"{LOSS}sapo_negative", _number(algorithm, "tau_neg", 1.05))
             _aggregation(run, given, algorithm)
@@ -213,7 +213,7 @@ def _rec(run: Conversion, given: Given, algorithm: Algorithm) -> None:
             "algorithm.policy_loss_fn_args.regularizer",
             "none, because rollq pulls towards the initial model only: trainer.loss.kl",
         )
-    # without effect here: of a regularizer, of weights by advantage, of a ring
+    # arguments of a regularizer, of weights by advantage and of a ring have no effect here
     algorithm.arguments.asked |= {"regularizer_coef", "temp", "epsilon_low_prime", "epsilon_high_prime"}
 
 
@@ -289,7 +289,7 @@ def _grpo(run: Conversion, given: Given, arguments: Arguments, eps: float | None
 
 
 def _baseline(run: Conversion, given: Given, name: str, advantage: str, arguments: Arguments) -> None:
-    """The baseline and scale of advantages without arguments, or GRPO's in the place of those that rollq lacks."""
+    """The baseline and scale of advantages without arguments, or GRPO's in place of those that rollq lacks."""
     if advantage in BASELINES:
         baseline, scale, note = BASELINES[advantage]
         run.put(given, name, f"{ADVANTAGES}baseline", baseline, note=note)

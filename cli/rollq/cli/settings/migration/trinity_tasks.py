@@ -40,7 +40,7 @@ OWN_PROMPT: Final = frozenset(
 JUDGES: Final = frozenset({"math_reward", "math_boxed_reward", "accuracy_reward", "math_dapo_reward"})
 """Reward functions that are rollq's judge `math`."""
 _PAIRS: Final = (
-    "DPO in Trinity: `rollq train` has no loss of pairs, and this only imitates; examples/losses/dpo.py has it"
+    "DPO in Trinity: `rollq train` has no loss for pairs, and this only imitates; examples/losses/dpo.py has it"
 )
 ORDERS: Final = {"sequential": "file", "shuffle": "shuffle", "random": "random", "difficulty_based": "difficulty"}
 

@@ -37,7 +37,7 @@ def json_call(raw: str, key: str, text: str, index: int) -> ToolCall | Malformed
     try:
         written = exact_json.loads(raw)
     except ValueError as error:
-        return Malformed(f"a tool call is one JSON object, this is not: {error}")
+        return Malformed(f"a tool call is one JSON object; this is not: {error}")
     if not isinstance(written, dict) or not isinstance(written.get("name"), str):
         return Malformed(f'a tool call is a JSON object with "name" (a string) and "{key}" (an object)')
     name, given = written["name"], written.get("id")

@@ -58,7 +58,7 @@ def _call(raw: str, text: str, index: int, *, complete: bool) -> ToolCall | Malf
     try:
         written: Mapping[str, Any] = exact_json.loads(raw)
     except ValueError as error:
-        return Malformed(f"a tool call is one JSON object, this is not: {error}")
+        return Malformed(f"a tool call is one JSON object; this is not: {error}")
     for key in ("parameters", "arguments"):
         if key in written and "name" in written:
             return json_call(raw, key, text, index)

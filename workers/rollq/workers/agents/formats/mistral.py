@@ -42,7 +42,7 @@ def parse_mistral(text: str, tools: Sequence[Message] = (), prompt: str = "") ->
 
 
 def parse_mistral_thoughts(text: str, prompt: str = "") -> Turn:
-    """The turn of a model without tools, see `parse_thoughts`."""
+    """The turn of a model without tools (see `parse_thoughts`)."""
     return parse_thoughts(text, prompt, _marks(text))
 
 
@@ -67,6 +67,6 @@ def _listed(raw: str, text: str, index: int) -> list[ToolCall | Malformed]:
     try:
         written = exact_json.loads(raw)
     except ValueError as error:
-        return [Malformed(f"{CALLS} is followed by a JSON list of calls, this is not: {error}")]
+        return [Malformed(f"{CALLS} is followed by a JSON list of calls; this is not: {error}")]
     listed = elements(raw) if isinstance(written, list) and written else [raw]
     return [json_call(call, "arguments", text, number) for number, call in enumerate(listed, index)]

@@ -26,7 +26,7 @@ def parsed_call(
         match = argument.match(body, place)
         if match is None:
             wrong = body[place : place + 50].strip()
-            return Malformed(f"an argument of {name!r} is {form}, this is not: {wrong!r}")
+            return Malformed(f"an argument of {name!r} is {form}; this is not: {wrong!r}")
         written.append((match[1].strip(), match[2]))
         place = match.end()
     return typed_call(name, written, tools, text, index)

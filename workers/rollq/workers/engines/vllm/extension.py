@@ -57,7 +57,7 @@ class LoadExtension:
         """Load all tensors of `folder`. Load each tensor named by a key of `copies` a second time, under its value.
 
         vLLM loads a tied head only under a separate name. Without that load, a kernel that packs its weights (on the
-        CPU) silently keeps the old weights. Models without a separate head ignore it.
+        CPU) silently keeps the old weights. Models without a separate head ignore the copy.
         """
         self.rollq_check(folder)  # a reload that fails half-way kills vLLM at its next step
         model = self.get_model()

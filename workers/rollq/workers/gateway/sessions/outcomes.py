@@ -71,7 +71,7 @@ def _turns(given: Any) -> tuple[float, ...] | None:
     if given is None:
         return None
     if not isinstance(given, list) or not all(map(_is_number, given)):
-        raise CallRefused("turns is a list of finite numbers, one for each call")
+        raise CallRefused("turns must be a list of finite numbers, one for each call")
     return tuple(map(float, given))
 
 
