@@ -1,6 +1,7 @@
 """Compiles the fast path of the codec while rollq is installed. Without a C compiler, rollq is installed without it."""
 
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,9 @@ class CompiledCodec(BuildHookInterface[Any]):
 
 def compile_into(folder: Path, root: Path) -> Path | None:
     """Compile the module into `folder`; returns its file, None if it cannot be compiled."""
-    extension = Extension(MODULE, [str(root / SOURCE)], extra_compile_args=["-O3"], optional=True)
+    source = root / SOURCE
+    checksum = [("SOURCE", str(zlib.crc32(source.read_bytes())))]  # a module of other source is not used
+    extension = Extension(MODULE, [str(source)], define_macros=checksum, extra_compile_args=["-O3"], optional=True)
     with tempfile.TemporaryDirectory() as scratch:
         command: Any = Distribution({"ext_modules": [extension]}).get_command_obj("build_ext")
         command.build_lib = command.build_temp = scratch

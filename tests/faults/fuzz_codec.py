@@ -3,12 +3,14 @@
 import copy
 import random
 import re
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import orjson
 import xxhash
 
 from faults.mutations import mutate_bytes
@@ -36,6 +38,7 @@ from rollq.buffer.wire.frame_encoding import encode_samples
 from rollq.buffer.wire.frame_format import FRAME_VERSION, MAGIC, PREFIX
 
 Group = tuple[Sample, ...]
+_HEADER_LENGTH = struct.Struct("<Q")
 
 ODD_VALUES: tuple[Any, ...] = (
     None, True, 0, 1, -1, 2**31, 2**70, 0.5, -0.0, float("nan"), float("inf"), -float("inf"), 1e39, 5e-324, "", "text",
@@ -90,10 +93,35 @@ def any_frame(rng: random.Random) -> bytes:
     """The frame of a plain group, whose body was changed and whose length and checksum were made to fit."""
     prompts = [np.array(rng.choices(range(9), k=rng.randint(1, 4)), np.int32) for _ in range(2)]
     body = encode_samples([_sample(rng, prompts, {}) for _ in range(rng.randint(1, 3))])[PREFIX.size :]
+    if rng.random() < 0.1:
+        return frame_with(_sealed(body), rng.choice(["prompts", "samples", "segments", "references"]), _odd_json(rng))
     for _ in range(rng.choice([0, 1, 1, 2])):
         body = _with_odd_number(rng, body)
     if rng.random() < 0.3:
         body = mutate_bytes(rng, body)
+    return _sealed(body)
+
+
+def _odd_json(rng: random.Random) -> Any:
+    return rng.choice([None, True, 0, -1, 1.5, "", "abcde", [], {}, {"0": {}}, [[]], [0, 0, 1, False, []]])
+
+
+def frame_with(frame: bytes, part: str, value: Any) -> bytes:
+    """The frame with another value of a part of its layout; its length and checksum fit."""
+    body = frame[PREFIX.size :]
+    begin = _HEADER_LENGTH.size + _HEADER_LENGTH.unpack_from(body)[0]
+    header, data = orjson.loads(body[_HEADER_LENGTH.size : begin]), body[begin:]
+    first, last = header["layout"]["data_offsets"]
+    text = orjson.dumps({**orjson.loads(data[first:last]), part: value})
+    grown = len(text) - (last - first)
+    header["layout"] = {"dtype": "U8", "shape": [len(text)], "data_offsets": [first, last + grown]}
+    header["details"]["data_offsets"] = [end + grown for end in header["details"]["data_offsets"]]
+    encoded = orjson.dumps(header)
+    return _sealed(_HEADER_LENGTH.pack(len(encoded)) + encoded + data[:first] + text + data[last:])
+
+
+def _sealed(body: bytes) -> bytes:
+    """A frame with this body."""
     return PREFIX.pack(MAGIC, FRAME_VERSION, len(body), xxhash.xxh3_64_intdigest(body)) + body
 
 

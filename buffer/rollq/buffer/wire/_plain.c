@@ -13,6 +13,10 @@
 
 #define MOST_VERSIONS INT32_MAX
 
+#ifndef SOURCE
+#define SOURCE 0 /* the checksum of this file, see hatch_build.py */
+#endif
+
 /* What `scan` compares with; set once by `use`. */
 static PyTypeObject *sample_type, *segment_type, *span_type, *array_type;
 static PyObject *completed;      /* the status of a sample */
@@ -80,6 +84,7 @@ typedef struct {
     Py_ssize_t prompt_count, prompt_tokens, tokens;
     Weights *weights;
     Py_ssize_t weights_count;
+    PyObject *prompt_at, *weights_at; /* dicts: the index by a hash of the prompt, and by epoch and version */
     Text rows, lengths, reasons;
     PyObject *rewards, *temperatures, *tokens_by_sample;
     int has_numbers;
@@ -106,6 +111,8 @@ static void release(Group *group) {
     Py_XDECREF(group->rewards);
     Py_XDECREF(group->temperatures);
     Py_XDECREF(group->tokens_by_sample);
+    Py_XDECREF(group->prompt_at);
+    Py_XDECREF(group->weights_at);
 }
 
 /* Every reader returns 1 for a plain value, 0 for another one, and -1 with an exception set. */
@@ -152,16 +159,33 @@ static int whole_number(PyObject *value, Py_ssize_t least, Py_ssize_t most, Py_s
     return least <= *number && *number <= most;
 }
 
+/* The index of a key; `next`, which is then its index, if it has none. -1 with an exception set. */
+static Py_ssize_t index_of(PyObject *indices, uint64_t key, Py_ssize_t next) {
+    PyObject *number = PyLong_FromUnsignedLongLong(key), *index = NULL;
+    if (!number) return -1;
+    if ((index = PyDict_GetItemWithError(indices, number))) {
+        next = PyLong_AsSsize_t(index); /* borrowed */
+    } else if (PyErr_Occurred() || !(index = PyLong_FromSsize_t(next))) {
+        next = -1;
+    } else {
+        if (PyDict_SetItem(indices, number, index) < 0) next = -1;
+        Py_DECREF(index);
+    }
+    Py_DECREF(number);
+    return next;
+}
+
 static int count_tokens(Group *group, Py_ssize_t sample, Py_ssize_t epoch, Py_ssize_t version, Py_ssize_t tokens) {
-    Py_ssize_t at = 0;
-    while (at < group->weights_count && (group->weights[at].epoch != epoch || group->weights[at].version != version))
-        at++;
+    Py_ssize_t at = index_of(group->weights_at, (uint64_t)epoch << 32 | (uint64_t)version, group->weights_count);
+    if (at < 0) return -1;
     if (at == group->weights_count) {
         Weights *grown = PyMem_Realloc(group->weights, (at + 1) * sizeof(Weights));
-        if (!grown) return -1;
-        group->weights = grown;
-        Py_ssize_t *counts = PyMem_Calloc(group->count, sizeof(Py_ssize_t));
-        if (!counts) return -1;
+        if (grown) group->weights = grown;
+        Py_ssize_t *counts = grown ? PyMem_Calloc(group->count, sizeof(Py_ssize_t)) : NULL;
+        if (!counts) {
+            PyErr_NoMemory();
+            return -1;
+        }
         grown[at] = (Weights){epoch, version, counts};
         group->weights_count++;
     }
@@ -182,10 +206,7 @@ static int read_versions(Group *group, Py_ssize_t sample, PyObject *spans, Py_ss
         if (!whole_number(PyTuple_GET_ITEM(span, 1), 0, MOST_VERSIONS, &version)) return 0;
         if (!whole_number(PyTuple_GET_ITEM(span, 2), 1, tokens - covered, &count)) return 0;
         covered += count;
-        if (count_tokens(group, sample, epoch, version, count) < 0) {
-            PyErr_NoMemory();
-            return -1;
-        }
+        if (count_tokens(group, sample, epoch, version, count) < 0) return -1;
         if (text_literal(rows, i ? ",[" : "[") < 0 || text_number(rows, epoch) < 0 || text_literal(rows, ",") < 0 ||
             text_number(rows, version) < 0 || text_literal(rows, ",") < 0 || text_number(rows, count) < 0 ||
             text_literal(rows, "]") < 0)
@@ -195,15 +216,26 @@ static int read_versions(Group *group, Py_ssize_t sample, PyObject *spans, Py_ss
     return covered == tokens;
 }
 
+static uint64_t hash(const Py_buffer *buffer) {
+    const uint32_t *ids = buffer->buf;
+    uint64_t mixed = (uint64_t)buffer->len;
+    for (Py_ssize_t i = 0; i < buffer->len / 4; i++)
+        mixed = (mixed ^ ids[i] ^ mixed >> 32) * 0x9E3779B97F4A7C15u;
+    return mixed;
+}
+
 /* Gives the prompt of a segment its index: of an earlier one that is equal, or a new one. */
 static int place_prompt(Group *group, Segment *segment) {
-    for (Py_ssize_t i = 0; i < group->prompt_count; i++) {
-        const Segment *other = &group->segments[group->prompts[i]];
-        segment->prompt_index = i;
-        if (other->prompt_array == segment->prompt_array) return 1;
-        if (other->prompt.len == segment->prompt.len &&
-            !memcmp(other->prompt.buf, segment->prompt.buf, (size_t)segment->prompt.len))
-            return 1;
+    if (segment > group->segments && segment[-1].prompt_array == segment->prompt_array) {
+        segment->prompt_index = segment[-1].prompt_index;
+        return 1;
+    }
+    segment->prompt_index = index_of(group->prompt_at, hash(&segment->prompt), group->prompt_count);
+    if (segment->prompt_index < 0) return -1;
+    if (segment->prompt_index < group->prompt_count) {
+        const Py_buffer *other = &group->segments[group->prompts[segment->prompt_index]].prompt;
+        return other->len == segment->prompt.len &&
+               !memcmp(other->buf, segment->prompt.buf, (size_t)segment->prompt.len); /* else two with one hash */
     }
     if (!are_ids(&segment->prompt)) return 0;
     Py_ssize_t *grown = PyMem_Realloc(group->prompts, (group->prompt_count + 1) * sizeof(Py_ssize_t));
@@ -213,7 +245,7 @@ static int place_prompt(Group *group, Segment *segment) {
     }
     group->prompts = grown;
     grown[group->prompt_count] = segment - group->segments;
-    segment->prompt_index = group->prompt_count++;
+    group->prompt_count++;
     group->prompt_tokens += segment->prompt.len / 4;
     return 1;
 }
@@ -474,8 +506,8 @@ static PyObject *empty_details(PyObject *samples) {
         PyObject *name = PyTuple_GET_ITEM(PyTuple_GET_ITEM(details, i), 0);
         PyObject *kinds = PyTuple_GET_ITEM(PyTuple_GET_ITEM(details, i), 1), *text = NULL;
         PyTypeObject *type = NULL;
-        for (Py_ssize_t k = 0; text != Py_None && k < PySequence_Fast_GET_SIZE(samples); k++) {
-            PyObject *value = PyObject_GetAttr(PySequence_Fast_GET_ITEM(samples, k), name);
+        for (Py_ssize_t k = 0; text != Py_None && k < PyTuple_GET_SIZE(samples); k++) {
+            PyObject *value = PyObject_GetAttr(PyTuple_GET_ITEM(samples, k), name);
             if (!value) {
                 Py_DECREF(list);
                 return NULL;
@@ -501,23 +533,20 @@ static PyObject *answer(Group *group, PyObject *samples) {
 }
 
 static PyObject *scan(PyObject *Py_UNUSED(module), PyObject *samples) {
-    int is_tuple = PyTuple_CheckExact(samples);
-    if (!sample_type || !(is_tuple || PyList_CheckExact(samples))) Py_RETURN_NONE;
-    Group group = {.count = PySequence_Fast_GET_SIZE(samples)};
+    if (!sample_type || !PyTuple_CheckExact(samples)) Py_RETURN_NONE; /* a key of a dict may change a list */
+    Group group = {.count = PyTuple_GET_SIZE(samples)};
     if (!group.count) Py_RETURN_NONE;
     PyObject *result = NULL;
     int plain = 1;
     group.rewards = PyList_New(group.count);
     group.temperatures = PyList_New(group.count);
     group.tokens_by_sample = PyList_New(group.count);
-    if (!group.rewards || !group.temperatures || !group.tokens_by_sample) plain = -1;
-    for (Py_ssize_t i = 0; plain > 0 && i < group.count; i++) {
-        if (PySequence_Fast_GET_SIZE(samples) != group.count) plain = 0; /* a key of a dict changed the list */
-        if (!plain) break;
-        PyObject *sample = Py_NewRef(PySequence_Fast_GET_ITEM(samples, i));
-        plain = read_sample(&group, i, sample);
-        Py_DECREF(sample);
-    }
+    group.prompt_at = PyDict_New();
+    group.weights_at = PyDict_New();
+    if (!group.rewards || !group.temperatures || !group.tokens_by_sample || !group.prompt_at || !group.weights_at)
+        plain = -1;
+    for (Py_ssize_t i = 0; plain > 0 && i < group.count; i++)
+        plain = read_sample(&group, i, PyTuple_GET_ITEM(samples, i));
     if (plain > 0) result = answer(&group, samples);
     else if (!plain) result = Py_NewRef(Py_None);
     release(&group);
@@ -610,9 +639,8 @@ static int add_segments(PyObject *by_sample, PyObject *rows, PyObject *prompts, 
 static PyObject *segments(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *rows, *prompts, *ids, *logprobs, *result = NULL;
     Py_ssize_t count;
-    if (!PyArg_ParseTuple(args, "nO!O!OO", &count, &PyList_Type, &rows, &PyList_Type, &prompts, &ids, &logprobs))
-        return NULL;
-    if (!sample_type || count < 0) Py_RETURN_NONE;
+    if (!PyArg_ParseTuple(args, "nOO!OO", &count, &rows, &PyList_Type, &prompts, &ids, &logprobs)) return NULL;
+    if (!sample_type || count < 0 || !PyList_CheckExact(rows)) Py_RETURN_NONE;
     PyObject *by_sample = PyList_New(count);
     int plain = by_sample ? 1 : -1;
     for (Py_ssize_t i = 0; plain > 0 && i < count; i++) {
@@ -639,7 +667,8 @@ static PyObject *use(PyObject *Py_UNUSED(module), PyObject *args) {
     float tolerance;
     Py_ssize_t entries;
     if (!PyArg_ParseTuple(args, "O!O!O!O!OO!O!fn", &PyType_Type, &types[0], &PyType_Type, &types[1], &PyType_Type,
-                          &types[2], &PyType_Type, &types[3], &status, &PyTuple_Type, &reasons, &PyTuple_Type, &fields, &tolerance, &entries))
+                          &types[2], &PyType_Type, &types[3], &status, &PyTuple_Type, &reasons, &PyTuple_Type, &fields,
+                          &tolerance, &entries))
         return NULL;
     if (sample_type) {
         PyErr_SetString(PyExc_RuntimeError, "use was called before");
@@ -670,5 +699,7 @@ PyMODINIT_FUNC PyInit__plain(void) {
 #define INTERN(name)                                                                                                   \
     if (!(name_##name = PyUnicode_InternFromString(#name))) return NULL;
     NAMES(INTERN)
-    return PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition);
+    if (module && PyModule_AddIntConstant(module, "SOURCE", SOURCE) < 0) Py_CLEAR(module);
+    return module;
 }

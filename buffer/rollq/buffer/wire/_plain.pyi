@@ -5,6 +5,8 @@ import numpy.typing as npt
 
 from rollq.buffer.values.rollouts import Segment
 
+SOURCE: int
+
 def use(
     sample: type,
     segment: type,
@@ -20,7 +22,7 @@ def use(
 def scan(samples: object, /) -> tuple[Any, ...] | None: ...
 def segments(
     count: int,
-    rows: list[Any],
+    rows: object,
     prompts: list[npt.NDArray[np.int32]],
     ids: npt.NDArray[np.int32],
     logprobs: npt.NDArray[np.float32],

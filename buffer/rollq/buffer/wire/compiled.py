@@ -4,9 +4,12 @@ anything: for groups that are not plain they return None, and the Python code ha
 plain groups, both give the same result, byte for byte.
 """
 
+import logging
+import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
@@ -23,13 +26,26 @@ from rollq.buffer.values.rollouts import (
 from rollq.buffer.wire.frame_format import DETAILS, EMPTY
 from rollq.buffer.wire.validation import LOGPROB_TOLERANCE, SHORT_ENTRIES
 
-try:
-    from rollq.buffer.wire import _plain
-except ImportError:  # installed without a compiler
-    passes: ModuleType | None = None
-else:
-    passes = _plain
-    _plain.use(
+log = logging.getLogger(__name__)
+
+SOURCE: Final = Path(__file__).with_name("_plain.c")
+
+
+def load(source: Path = SOURCE) -> ModuleType | None:
+    """The compiled module; None if there is none, or if it was compiled from anything but the present `source`."""
+    try:
+        from rollq.buffer.wire import _plain
+    except ImportError:  # installed without a compiler
+        return None
+    if source.is_file() and zlib.crc32(source.read_bytes()) != getattr(_plain, "SOURCE", None):
+        log.warning("rollq's compiled codec is of another version, so it is not used: install rollq again")
+        return None
+    return _plain
+
+
+passes = load()
+if passes:
+    passes.use(
         Sample,
         Segment,
         VersionSpan,
@@ -77,7 +93,7 @@ def scan(samples: Sequence[Sample]) -> Scan | None:
 
 
 def segments_of(
-    count: int, rows: list[Any], prompts: list[Int32Array], ids: Int32Array, logprobs: Float32Array
+    count: int, rows: Any, prompts: list[Int32Array], ids: Int32Array, logprobs: Float32Array
 ) -> tuple[tuple[Segment, ...], ...] | None:
     """The segments of each of `count` samples, from the arrays of a frame and the rows of its layout."""
     return passes.segments(count, rows, prompts, ids, logprobs) if passes else None

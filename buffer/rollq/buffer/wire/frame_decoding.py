@@ -90,7 +90,7 @@ def _decode(
     if {len(rewards), len(reasons), len(temperatures)} != {len(statuses)}:
         raise ValueError(f"{len(statuses)} samples, {len(rewards)} rewards")
     segments = None
-    if mask is None and not header and not layout["references"]:
+    if mask is None and not header and layout["references"] == {}:
         segments = compiled.segments_of(len(statuses), rows, prompts, ids, logprobs)
     if segments is None:
         arrays = _named_arrays(header, layout["references"], rows, view)

@@ -221,6 +221,6 @@ def examine_codec() -> Iterator[Finding]:
         yield Finding(
             "codec",
             Level.NOTE,
-            "the fast path of the codec was not compiled, so this machine needs about twice as long to send a small "
-            "group: install gcc and Python's headers (python3-dev), then install rollq again",
+            "the fast path of the codec was not compiled for this version of rollq, so this machine needs about twice "
+            "as long to send a small group: install gcc and Python's headers (python3-dev), then install rollq again",
         )
