@@ -120,16 +120,16 @@ def test_an_evaluation_has_the_split_test_and_its_rows_are_left_out_of_the_task(
         ),
         ({"evaluations": {"a": {**SUMS, "env_shared": True}}}, "evaluations.a.env_shared: only for tasks"),
         ({"tasks": {"a": {"env": DESK}}}, "has no prompts: set prompts"),
-        ({"tasks": {"a": {**ASKED, "env_split": "test"}}}, f'a.env_split: env = "{DESK}" has no rows: leave it out'),
+        ({"tasks": {"a": {**ASKED, "env_split": "test"}}}, f'a.env_split: env = "{DESK}" has no rows; leave it out'),
         ({"tasks": {"a": {**ASKED, "env_shared": True}}}, "tasks.a.env_shared: env = "),
         ({"evaluations": {"a": {**ASKED, "env_options": {"rows": 3}}}}, "evaluations.a.env_options.rows: env = "),
         (
             {"tasks": {"a": {**SUMS, "prompts": "mine.jsonl", "env_options": {"rows": 3}}}},
-            "tasks.a.env_options.rows: prompts is set, so no rows are made: leave it out",
+            "tasks.a.env_options.rows: prompts is set, so no rows are made; leave it out",
         ),
         (
             {"tasks": {"a": {**ASKED, "agent_loop": "environment"}}},
-            f"tasks.a.agent_loop = 'environment': env = \"{DESK}\" sets agent_loop = \"tools\": leave one of them out",
+            f"tasks.a.agent_loop = 'environment': env = \"{DESK}\" sets agent_loop = \"tools\"; leave one of them out",
         ),
         ({"tasks": {"a": {**GUESS, "agent_loop": "single_turn"}}}, 'sets agent_loop = "environment"'),
         (

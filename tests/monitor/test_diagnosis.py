@@ -338,7 +338,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
     ),
     "groups fill what they may take": (
         run_status(MATH, fullness=Fullness.of_groups(900, 10, 1000, "payloads.max_buffer_bytes")),
-        "memory full: groups take 90% of payloads.max_buffer_bytes, with groups on the way (900 B of "
+        "memory full: groups take 90% of payloads.max_buffer_bytes, including groups on the way (900 B of "
         "1,000 B), and no new groups are admitted above 80%; the trainer has been training step 41 for 12 s\n"
         "to do: raise payloads.max_buffer_bytes in the settings file, and restart the producer and the trainer",
     ),

@@ -120,7 +120,7 @@ def _sharing(
     """The environment, without the rows of evaluations unless it shares them. Raises `ConfigError`."""
     _check_rows_are_used(table, environment)
     if root == "evaluations" and table.get("env_shared"):
-        raise ConfigError("env_shared: only for tasks: leave it out")
+        raise ConfigError("env_shared: only for tasks; leave it out")
     is_separate = root == "tasks" and _uses_rows(table, environment) and not table.get("env_shared")
     return _without(evaluated, environment) if is_separate else environment
 
@@ -139,7 +139,7 @@ def _check_rows_are_used(table: Mapping[str, Any], environment: Environment) -> 
     given = [key for key in keys if table.get(key)]
     given += ["env_options.rows"] if "rows" in table.get("env_options", {}) else []
     if given:
-        raise ConfigError(f"{given[0]}: {reason}: leave it out")
+        raise ConfigError(f"{given[0]}: {reason}; leave it out")
 
 
 def _without(evaluated: Iterable[Environment], environment: Environment) -> Environment:
@@ -226,4 +226,4 @@ def _other_loop(table: Mapping[str, Any], given: Mapping[str, Any], environment:
     own, loop = table.get("agent_loop"), given.get("agent_loop")
     if own is None or loop in (None, own) or (environment.makes_rows and "." in str(own)):
         return ""
-    return f'agent_loop = {own!r:.80}: env = "{environment.env}" sets agent_loop = "{loop}": leave one of them out'
+    return f'agent_loop = {own!r:.80}: env = "{environment.env}" sets agent_loop = "{loop}"; leave one of them out'

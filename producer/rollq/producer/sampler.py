@@ -87,8 +87,8 @@ class Sampler:
         if number != self._warned_pass:
             self._warned_pass = number
             log.warning(
-                "the order takes none of the %d prompts in pass %d, so the pass takes all of them: widen the band, or "
-                "check the judge: all prompts are too easy or too hard",
+                "the order takes none of the %d prompts in pass %d, so the pass takes all of them; all are too easy or "
+                "too hard: widen the band, or check the judge",
                 self._count,
                 number,
             )

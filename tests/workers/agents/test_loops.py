@@ -331,7 +331,7 @@ def test_spent_budgets_and_eos_end_a_response() -> None:
 
 def test_a_prompt_that_is_too_long_is_refused_with_both_numbers() -> None:
     engine = Engine([EOS_ID])
-    with pytest.raises(PromptTooLong, match="the prompt has 5 tokens, max_prompt_tokens is 4"):
+    with pytest.raises(PromptTooLong, match="the prompt has 5 tokens; max_prompt_tokens is 4"):
         run(engine, max_prompt_tokens=4)
     assert engine.requests == []
 

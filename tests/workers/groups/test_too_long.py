@@ -45,7 +45,7 @@ def test_a_group_of_an_evaluation_fails_instead(buffer: Buffer, server_url: str)
 
     world.play(scene)
     assert buffer.batch_by_handle("math", batch.handle).complete
-    assert "the prompt has 50 tokens, max_prompt_tokens is 20" in world.error(2)
+    assert "the prompt has 50 tokens; max_prompt_tokens is 20" in world.error(2)
 
 
 def test_a_lease_that_ended_drops_nothing(world: WorkerWorld) -> None:

@@ -43,7 +43,7 @@ rollq:{run:task}:timings         list    ms per group since they were last taken
 rollq:{run:task}:prompt_file     hash    digest, rows, path of the prompts; their seeds functions  run
 rollq:{run:task}:excluded        hash    row that was taken out -> digest of its prompts  functions  run
 rollq:{run:task}:producers       hash    where a producer is -> when it looked at the task  functions  until silent
-rollq:{run:task}:history         list    depths and counters, a row each 10 s            functions  1 day
+rollq:{run:task}:history         list    depths and counters, a row every 10 s           functions  1 day
 rollq:{run:task}:too_long        hash    row of a prompt that is too long -> its tokens  functions  run
 rollq:{run:task}:unusable        hash    why rows of prompts are unusable -> how many, first functions  run
 rollq:{run:task}:unusable_rows   hash    row of a prompt that is unusable -> nothing    functions  run

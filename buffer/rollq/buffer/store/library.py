@@ -59,7 +59,7 @@ KINDS = ("run", "task", "group", "step", "batch", "payload", "snapshot", "archiv
 
 READ_ONLY = frozenset({"counts", "find", "inspect", "overview", "preview", "readiness", "save_group", "save_index"})
 REFUSED_WHEN_FULL = frozenset({"admit", "fill_batch", "insert", "restore_groups", "salvage"})
-"""All other functions also run on a server whose memory is full, so that it can drain."""
+"""Functions that a server refuses while its memory is full. All others run, so that it can drain."""
 TAKE_PAYLOADS = frozenset({"put", "restore_groups"})
 """Functions whose calls come with values that are set beside them."""
 

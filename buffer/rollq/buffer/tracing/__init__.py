@@ -1,1 +1,2 @@
-"""Traces of groups for OpenTelemetry: their spans, and how these reach a collector. Off unless the user asks for it."""
+"""Traces of groups for OpenTelemetry: their spans, and how these reach a collector. Tracing is off unless the user asks
+for it."""

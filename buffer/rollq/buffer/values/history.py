@@ -1,4 +1,4 @@
-"""The history of a task: a row of depths and counters each 10 seconds, of the last day. Plain values.
+"""The history of a task: a row of depths and counters every 10 seconds, of the last day. Plain values.
 
 Rows are written by `reap`, which every producer calls about once a second. The history is a view of this store, not a
 part of the run: a snapshot leaves it out, and a restored run begins a new one.

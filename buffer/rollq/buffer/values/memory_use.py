@@ -39,7 +39,7 @@ class Fullness(NamedTuple):
         return self.share >= FULL
 
     def __str__(self) -> str:
-        """For messages."""
+        """The fullness in words, for messages."""
         if self.limit == "maxmemory":
             return f"the server's memory is full to {self.share:.0%} of maxmemory"
-        return f"groups take {self.share:.0%} of {self.limit}, with groups on the way"
+        return f"groups take {self.share:.0%} of {self.limit}, including groups on the way"

@@ -59,6 +59,6 @@ def _names() -> str:
         return ""
     try:
         names = {torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())}
-    except RuntimeError:  # of a GPU that has failed, which others report
+    except RuntimeError:  # for a GPU that has failed; other parts report it
         return ""
     return f" ({', '.join(sorted(names))})"

@@ -36,8 +36,8 @@ class OtherLogprobs:
 
     `old` float32 [n]: with `old_logprobs = "recomputed"`, of the weights before the first update on the batch (default:
     the current weights, which is correct for one update per batch). `reference` float32 [n]: of the reference model,
-    required with `kl_coefficient` > 0. `teacher` float32 [n]: of `rollq.consumer.teacher_logprobs`, for tokens of the
-    tasks in `distillation`; with `distilled_tokens = "top_k"` they need `teacher_top` instead, of
+    required with `kl_coefficient` > 0. `teacher` float32 [n]: from `rollq.consumer.teacher_logprobs`, for tokens of the
+    tasks in `distillation`; with `distilled_tokens = "top_k"` they need `teacher_top` instead, from
     `rollq.consumer.teacher_top_logprobs`. All are ordered as in `token_logprobs`.
     """
 
@@ -65,8 +65,8 @@ def policy_loss(
     these tasks has a denominator.
 
     `keep` bool [n] are the tokens that a mask of the caller keeps, such as one over the whole batch (default: all); the
-    others stay in the denominators. It is ordered as in `token_logprobs`, which explains `chunk`. `metrics` is updated,
-    if given.
+    others stay in the denominators. `keep` is ordered as in `token_logprobs`, which explains `chunk`. `metrics` is
+    updated, if given.
 
     Raises `ConfigError` if the reference's or the teacher's logprobs are missing, or if the loss needs whole samples
     and segments of a sample are in other micro-batches (`Batch.micro_batches(whole_samples=True)` keeps them together),

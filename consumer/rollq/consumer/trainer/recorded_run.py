@@ -82,7 +82,7 @@ class RecordedRun(BatchSource):
         self._files = archive.steps()
         self._step = resume_from + 1 if resume_from else self._first_step()
         self._epochs: dict[int, int] = {}  # step -> epoch of the trainer that trained it
-        # the batch before the first shows which trainer this one must follow, see `_check_history`
+        # the batch before the first shows which trainer this one must follow (see `_check_history`)
         if trained := self._batch(resume_from):
             self._epochs[resume_from] = trained[0].trainer_epoch
         if not resume_from and self._step > 1:
@@ -99,7 +99,7 @@ class RecordedRun(BatchSource):
         return self._step
 
     def _check_end(self) -> None:
-        """Raise `ArchiveError` for a gap in the archive: its end is none."""
+        """Raise `ArchiveError` for a gap in the archive: the end of the archive is not one."""
         if later := next((step for step in self._files if step > self._step and self._batch(step)), None):
             raise ArchiveError(
                 f"{self._archive.url}: step {self._step} is not in the archive, but step {later} is: the trainer "

@@ -74,7 +74,7 @@ class VersionStore:
         chain = delta.at(uri)
         stored = record_chain(self._buffer, manifest, chain, kept=self._kept, probe=probe)
         if stored.uri != chain.uri:
-            log.info("weights %s are live already: nothing was stored", stored.digest[:12])
+            log.info("weights %s are already live: nothing was stored", stored.digest[:12])
             return stored
         self._place.put_delta(uri, memoryview(delta.data))
         self._note(chain, files, len(delta.data))

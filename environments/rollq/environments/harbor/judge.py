@@ -32,7 +32,7 @@ class TestsOptions(Settings):
     """Options of the judge, which `env` sets."""
 
     folder: Path = Field(description="the folder of tasks")
-    split: str = Field(description="which of them")
+    split: str = Field(description="which of its splits")
     workdir: str = Field(description="the path where tests see the workspace")
     containers: bool = Field(description="whether tasks with an image run in containers")
 

@@ -11,7 +11,7 @@ from rollq.monitor.report.records import StepRecord
 from rollq.monitor.status.prompt_rows import PromptRows
 
 HARDLY = 0.1
-"""Up to this fraction of its time, a trainer hardly waits."""
+"""A trainer that waits for at most this fraction of its time hardly waits."""
 NOT_KEPT = "The rows do not add up: groups were lost or counted twice. This is a bug of rollq."
 REASONS = {
     "archived": "trained; kept until the next checkpoint covers their step",

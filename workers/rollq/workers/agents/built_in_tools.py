@@ -20,7 +20,7 @@ Number = int | float
 def calculator(expression: str) -> str:
     """Work out an arithmetic expression: numbers, + - * / // % ** and parentheses."""
     if len(expression) > MAX_EXPRESSION:
-        raise CallError(f"the expression has {len(expression)} characters, {MAX_EXPRESSION} are allowed")
+        raise CallError(f"the expression has {len(expression)} characters; {MAX_EXPRESSION} are allowed")
     try:
         value = _value(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ArithmeticError) as error:

@@ -91,7 +91,7 @@ class PromptTooLong(Exception):
     """The prompt has `tokens` tokens, more than allowed."""
 
     def __init__(self, tokens: int, limit: int) -> None:
-        super().__init__(f"the prompt has {tokens} tokens, max_prompt_tokens is {limit}")
+        super().__init__(f"the prompt has {tokens} tokens; max_prompt_tokens is {limit}")
         self.tokens = tokens
 
 

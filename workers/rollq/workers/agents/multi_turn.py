@@ -34,7 +34,7 @@ FiniteNumber = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 class EnvironmentSettings(Settings):
     """`agent_options` of the loop `environment`."""
 
-    environment: str = Field(description="dotted path of a class, see rollq.workers.agents.environments.Environment")
+    environment: str = Field(description="dotted path of a class (see rollq.workers.agents.environments.Environment)")
     options: dict[str, Any] = Field(default_factory=dict, description="arguments of the class")
     max_turns: int = Field(default=8, gt=0, description="turns of the model in one sample")
     tool_parser: str = Field(default="", description="how the model writes calls: auto, or the name of a format")
@@ -79,7 +79,7 @@ class MultiTurn:
             if len(conversation.prompt_ids) > rollout.max_prompt_tokens:
                 return failed(
                     f"the prompt has {len(conversation.prompt_ids)} tokens with its tools and the environment's "
-                    f"messages, max_prompt_tokens is {rollout.max_prompt_tokens}",
+                    f"messages; max_prompt_tokens is {rollout.max_prompt_tokens}",
                     FailureKind.PROMPT,
                 )
             dialogue = _Dialogue(rollout, self.environments, environment, self.chat_format, opening, conversation)

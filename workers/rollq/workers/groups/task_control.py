@@ -45,7 +45,7 @@ def wants_sleep(controls: Mapping[str, Control]) -> bool:
 
 
 def should_interrupt(lease: Lease, paused_s: float, mode: PauseMode, longest_s: float) -> bool:
-    """Whether to interrupt a group of a task that has been paused for `paused_s` now.
+    """Whether to interrupt a group now, when its task has been paused for `paused_s`.
 
     Groups of an evaluation, and groups that must finish, are drained even when others are aborted.
     """

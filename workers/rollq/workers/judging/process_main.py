@@ -138,6 +138,6 @@ def write_frame(answers: BinaryIO, data: bytes) -> None:
 
 
 def _let_go(*pipes: int) -> None:
-    """Close the pipes in processes that a judge forks: the parent detects the end of this process by their closing."""
+    """Close the pipes in processes that a judge forks: the parent notices by them that this process has ended."""
     for pipe in pipes:
         os.dup2(0, pipe, inheritable=False)

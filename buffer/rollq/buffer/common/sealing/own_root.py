@@ -21,7 +21,7 @@ _OLD: Final = "/.old"
 
 
 def _outermost(folders: Iterable[str]) -> list[str]:
-    """The folders that are not in another one of them."""
+    """The folders that are not inside another of these folders."""
     found = list(folders)
     return [path for path in found if not any(path.startswith(f"{above}/") for above in found)]
 
@@ -34,7 +34,7 @@ def move_into_own_root(folders: Iterable[str]) -> None:
     seen = _outermost(filter(os.path.exists, folders))
     sources = list(map(os.path.realpath, seen))
     if len(os.listdir("/proc/self/task")) > 1:
-        raise OSError("has more than one thread, so it cannot get a user namespace")
+        raise OSError("the process has more than one thread, so it cannot get a user namespace")
     _become_alone()
     _mount("tmpfs", _BUILT_AT, "tmpfs", _NO_SETUID | _NO_DEVICES, "size=1m,mode=755")
     os.chdir(_BUILT_AT)

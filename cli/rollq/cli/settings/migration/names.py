@@ -4,7 +4,7 @@ import re
 
 
 def plain_name(name: str, longest: int = 40) -> str:
-    """`name` with a dash for each run of other characters."""
+    """`name`, with a dash in place of each run of characters that a name cannot have."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:longest].strip("-.")
     return f"{plain}-run" if plain.endswith(".toml") else plain or "run"
 

@@ -1,4 +1,4 @@
-"""Replaces itself by the command of an MCP server, which then dies with the worker. It runs as a program, `launcher
+"""Replaces itself with the command of an MCP server, which then dies with the worker. It runs as a program, `launcher
 PARENT COMMAND...`, and imports only the standard library.
 """
 
@@ -12,7 +12,7 @@ NOT_FOUND = 127
 
 
 def main(parent: int, command: list[str]) -> int:
-    """Replace this process by the command. Returns only if the command does not exist."""
+    """Replace this process with the command. Returns only if the command does not exist."""
     die_with_parent(signal.SIGKILL, parent)
     try:
         os.execvp(command[0], command)

@@ -1,8 +1,8 @@
 """Runs one command. Ends the command and all its descendants when it exits, when this process gets SIGTERM, and when
 the parent of this process dies. In the last case it also removes the command's folder.
 
-Run as a program, `launcher PARENT FOLDER MAX_FILE_BYTES ENCLOSURE COMMAND...`; imports only stdlib. ENCLOSURE is empty,
-or the JSON of the command's `Enclosure`.
+Run it as a program, `launcher PARENT FOLDER MAX_FILE_BYTES ENCLOSURE COMMAND...`. It imports only the standard library.
+ENCLOSURE is empty, or the JSON of the command's `Enclosure`.
 
 On Linux, descendants that leave the command's process group are ended too: as orphans they become children of this
 process.
@@ -23,8 +23,8 @@ from rollq.workers.gateway.harnesses import enclosure
 
 NOT_FOUND = 127
 PARENT_DIED = signal.SIGHUP
-"""The system sends it after the death of the parent's thread that started this process; the worker sends SIGTERM. The
-parent's id does not help: it stays the same while other threads of the parent are dying."""
+"""The signal that the system sends after the death of the parent's thread that started this process; the worker sends
+SIGTERM. The parent's id does not help: it stays the same while other threads of the parent are dying."""
 AWAITED = {signal.SIGTERM, PARENT_DIED, signal.SIGCHLD}
 
 

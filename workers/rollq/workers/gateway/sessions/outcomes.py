@@ -47,7 +47,7 @@ def rewarded(body: Mapping[str, Any]) -> Outcome:
         )
     truncated = body.get("truncated", False)
     if not isinstance(truncated, bool):
-        raise CallRefused("truncated is true or false")
+        raise CallRefused("truncated must be true or false")
     given = None if reward is None else float(reward)
     return Outcome(given, {str(name): float(value) for name, value in parts.items()}, turns, extra, truncated)
 
@@ -77,7 +77,7 @@ def _turns(given: Any) -> tuple[float, ...] | None:
 
 def _extra(given: Any) -> Mapping[str, Any]:
     if not isinstance(given, dict):
-        raise CallRefused("extra is an object")
+        raise CallRefused("extra must be an object")
     nested: Any = given
     for _ in range(LEVELS_AROUND):
         nested = [nested]
