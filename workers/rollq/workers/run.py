@@ -352,5 +352,5 @@ def make_tokenizer(settings: WorkerSettings) -> Tokenizer:
             f"[worker] tokenizer: engine {settings.engine!r} needs the folder of the served model's tokenizer"
         )
     if folder is None and settings.chat_template:
-        raise ConfigError("[worker] chat_template: needs the folder of a tokenizer, by [worker] tokenizer")
+        raise ConfigError("[worker] chat_template: needs the folder of a tokenizer, named by [worker] tokenizer")
     return ByteTokenizer() if folder is None else HfTokenizer(Path(folder), settings.chat_template)

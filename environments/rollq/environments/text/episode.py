@@ -12,7 +12,7 @@ from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.environments import Opening, Step
 
 ARGUMENTS: Final = "options"
-"""Name of further arguments of the class in a row's episode."""
+"""The name, in a row's episode, of further arguments of the class."""
 
 
 class TextEpisode:

@@ -290,7 +290,7 @@ def _trained_segments(nodes: Sequence[Node]) -> list[int]:
 
 
 def _trained(nodes: Sequence[Node]) -> list[Segment]:
-    """The segments of a thread that have a trained token, with the tokens that are left out outside the loss."""
+    """The segments of a thread that have a trained token. Tokens of answers that are left out are outside the loss."""
     segments = nodes[-1].conversation.segments
     return [_masked(segments[place], place, nodes) for place in _trained_segments(nodes)]
 
