@@ -2,11 +2,12 @@
 
 import pytest
 
+from rollq.buffer.calls.claiming import MOST_FRAME_BYTES
 from rollq.buffer.calls.replies.claims import Claimed
 from rollq.buffer.errors import CorruptGroup
 from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.values.rollouts import WHOLE
+from rollq.buffer.values.rollouts import WHOLE, Prompt
 from rollq.buffer.wire.frame_encoding import encode_samples
 from support.buffer_run import World
 
@@ -56,7 +57,10 @@ def test_small_groups_come_with_their_claim(world: World) -> None:
 def test_the_first_groups_come_with_their_claim_as_far_as_they_fit(world: World) -> None:
     world.start(math={"batch_groups": 3}).admit(3)
     world.put(world.lease(3), text="short")
-    sizes = world.buffer.sizes_bytes(world.claim(1, math=3).groups)
+    groups = world.claim(1, math=3).groups
+    sizes = [sum(map(len, group.stored)) for group in groups]
+    keys = task_keys(world.buffer.run, "math")
+    assert sizes[0] == world.buffer.sizes_bytes(groups)[0] + world.buffer.client.hstrlen(keys.group(1), "prompt")
 
     def come(frame_bytes: int) -> list[bool]:
         again = world.buffer.claim(world.held, 1, {"math": 3}, frame_bytes=frame_bytes)
@@ -69,6 +73,17 @@ def test_the_first_groups_come_with_their_claim_as_far_as_they_fit(world: World)
     assert come(sum(sizes) - 1) == [True, True, False]
     assert come(sizes[0]) == [True, False, False]
     assert come(sum(sizes)) == [True] * 3
+
+
+def test_a_group_with_a_large_prompt_does_not_come_with_its_claim(world: World) -> None:
+    clock = world.start().buffer.clock("math")
+    texts = ["small", "x" * MOST_FRAME_BYTES]
+    prompts = [(Prompt(text), row) for row, text in enumerate(texts, 1)]
+    world.buffer.admit("math", prompts, epoch=clock.epoch, cursor=0, target=100, step=clock.step)
+    world.put(world.lease(2), text="short")
+    claimed = world.claim(1)
+    assert [bool(group.stored) for group in claimed.groups] == [True, False]
+    assert [group.prompt.content for group in world.buffer.fetch(claimed.groups)] == texts
 
 
 def test_a_payload_in_another_store_does_not_come_with_the_claim(world: World) -> None:

@@ -32,7 +32,7 @@ class Plan(NamedTuple):
 
 class Asked(NamedTuple):
     """The request of a claim: a whole batch, or with `so_far` the part that is ready; the groups that the caller has;
-    the seed of draws; and the most bytes of frames that come with the groups."""
+    the seed of draws; and the most bytes of prompts and frames that come with the groups."""
 
     so_far: bool = False
     known: Claimed | None = None

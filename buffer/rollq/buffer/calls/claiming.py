@@ -31,7 +31,7 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
 
 MOST_FRAME_BYTES = 256 << 10
-"""Bytes of frames that come with a claim of each task: more would keep the server busy."""
+"""Bytes of prompts and frames that come with a claim of each task: more would keep the server busy."""
 ReleaseMode = Literal["return", "drop", "quarantine"]
 
 
@@ -59,8 +59,8 @@ class Claiming(Sweeping):
         With `so_far`, a short batch starts with groups that the full batch will have: see `Claimed.lack`. Later calls
         return them too, with or without `so_far`. `known` is the result of the last such call, whose groups are not
         read again. `seed` decides draws, together with the step and the completed groups. `frame_bytes` limits the
-        frames that come with the groups, so that `fetch` need not read them; 0 suits a caller that fetches few of the
-        groups. Raises `FencedError`, `HistoryGone`, `CheckpointOverdue`, `ConfigError`.
+        prompts and frames that come with the groups, so that `fetch` need not read them; 0 suits a caller that fetches
+        few of the groups. Raises `FencedError`, `HistoryGone`, `CheckpointOverdue`, `ConfigError`.
         """
         if not sizes:
             raise ConfigError("a batch needs a task: name its tasks and their groups")

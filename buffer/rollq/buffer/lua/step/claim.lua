@@ -6,7 +6,7 @@
 --   want: how many groups   claim_round, releases: of the step's plan   step_groups: of the batch, of all its tasks
 --   seed: of draws   so_far: 1 to take what is there of a batch that is short
 --   known: how many of its groups the caller has already
---   most_bytes: of frames that come with the groups
+--   most_bytes: of prompts and frames that come with the groups
 -- Returns: `batch`, or `open` for a batch that still fills; then the floors of dead epochs when its first groups were
 --   claimed, its round, its releases, the staleness at which its tokens are masked, lines of later groups for which
 --   both differ (see `later_line`); what an open one lacks: how many groups are ready, how many in generation must be
@@ -22,18 +22,19 @@
 
 local FIRST_OF_BATCH = 10 -- where the groups of a batch begin in a reply
 
--- Adds the prompt and the frame to groups in a reply of `describe_groups`, from index `first` on, as far as they fit
+-- Adds the prompt and the frame to groups in a reply of `describe_groups`, from index `first` on, as far as both fit
 -- into `most_bytes`. Frames in another place are left out.
 local function attach_frames(clock, reply, first, most_bytes)
   for at = first, #reply do
     local id, payload = reply[at][1], reply[at][7]
-    local rollout, size, frame = rollout_key(clock.prefix, id), 0, nil
+    local rollout, frame = rollout_key(clock.prefix, id), nil
+    local size = redis.call('HSTRLEN', group_key(clock.prefix, id), 'prompt')
     if payload == '' then
-      size = redis.call('HSTRLEN', rollout, WHOLE)
+      size = size + redis.call('HSTRLEN', rollout, WHOLE)
       frame = size <= most_bytes and redis.call('HLEN', rollout) == 1 and redis.call('HGET', rollout, WHOLE)
     elseif not is_away(payload) then
       local key = payload_key(clock.prefix, id, payload)
-      size = redis.call('STRLEN', key)
+      size = size + redis.call('STRLEN', key)
       frame = size <= most_bytes and redis.call('GET', key)
     end
     if frame then
