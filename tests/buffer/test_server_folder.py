@@ -3,6 +3,8 @@
 import errno
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,12 +86,47 @@ def test_payloads_are_brought_to_disk_by_themselves_and_when_the_buffer_closes(
     monkeypatch.setattr(os, "fsync", fsync)
     put(world)
     (first,) = files_of(fresh_server, world.buffer.run)
-    of_task, of_run = first.parents[:2]
-    wait_until(lambda: first in synced and synced[synced.index(first) :] == [first, of_task, of_run])
+    folders = list(first.parents[:4])
+    assert folders[-1] == fresh_server.directory / server_folder.NAME
+    wait_until(lambda: first in synced and synced[synced.index(first) :] == [first, *folders])
     put(world)
     (second,) = set(files_of(fresh_server, world.buffer.run)) - {first}
     world.buffer.close()
-    assert synced[-2:] == [second, of_task]
+    assert synced[-5:] == [second, *folders], "the folder of a run that was deleted may be new"
+
+
+USED_IN_A_PROCESS = """
+import gc, os, sys, time
+from rollq.buffer.payloads.folders_and_buckets import Folder
+
+real, synced = os.fsync, []
+def fsync(number):
+    real(number)
+    synced.append(number)
+    print(os.readlink(f"/proc/self/fd/{number}"), flush=True)
+os.fsync = fsync
+folder = Folder(sys.argv[1], fsync="everysec")
+folder.put("task/first", b"payload")
+while len(synced) < 3:  # the file and two folders; the next sync is a second later
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "folder.put('task/last', b'payload')",
+        "folder.put('task/last', b'payload')\ndel folder\ngc.collect()",
+        "if os.fork() == 0:\n    folder.put('task/last', b'payload')\nelse:\n    os.wait()",
+        "folder.close()\nfolder.put('task/last', b'payload')",
+    ],
+    ids=["ended", "collected", "forked", "closed"],
+)
+def test_the_last_file_is_brought_to_disk(use: str, tmp_path: Path) -> None:
+    script = [sys.executable, "-W", "ignore", "-c", USED_IN_A_PROCESS + use, str(tmp_path)]
+    ran = subprocess.run(script, capture_output=True, text=True, check=True, timeout=60)
+    assert str(tmp_path / "task/last") in ran.stdout.splitlines()
+    assert ran.stderr == ""
 
 
 def test_a_payload_that_was_removed_before_it_was_on_disk_is_no_trouble(

@@ -1,10 +1,12 @@
 """Brings written files to disk within a second, as the server does with its append-only file (`appendfsync everysec`).
 
-A power cut may lose the files of the last second, as it may lose the server's last second of writes. A killed process
-loses nothing.
+A power cut may lose the files of the last second, as it may lose the server's last second of writes. A process that
+ends syncs its files first. One that is killed loses nothing, but its files of the last second reach the disk only when
+the operating system writes them.
 """
 
 import logging
+import os
 import threading
 import time
 from contextlib import suppress
@@ -23,28 +25,36 @@ class BackgroundSync:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._files = set[Path]()
-        self._named = {root}  # folders whose own names are on disk
         self._changed = threading.Condition()  # guards the files and the end
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="payload-sync", daemon=True)
 
     def add(self, path: Path) -> None:
-        """Sync a file that was written."""
+        """Sync a file that was written: at once after `close`."""
+        if self._process != os.getpid():  # a fork has no thread, and nothing may free its lock
+            self._begin()
         with self._changed:
-            if self._closed:
+            if not self._closed:
+                self._files.add(path)
+                if self._thread.ident is None:
+                    self._thread.start()
+                self._changed.notify()
                 return
-            self._files.add(path)
-            if self._thread.ident is None:
-                self._thread.start()
-            self._changed.notify()
+        self._sync({path})
 
     def close(self) -> None:
         """Sync what was added, and stop."""
+        if self._process != os.getpid():  # its parent does
+            return
         with self._changed:
             self._closed = True
             self._changed.notify()
-        if self._thread.is_alive():
+        if self._thread.is_alive() and self._thread is not threading.current_thread():  # the garbage collector's
             self._thread.join()
 
     def _run(self) -> None:
@@ -61,19 +71,13 @@ class BackgroundSync:
 
     def _sync(self, files: set[Path]) -> None:
         """Sync files, then the folders with their names. A file that was removed since needs no sync."""
-        for path in [*sorted(files), *self._folders_of(files)]:
+        for path in [*sorted(files), *sorted(self._folders_of(files), reverse=True)]:
             try:
                 with suppress(FileNotFoundError):
                     fsync_path(path)
             except OSError as error:
                 _log_once.warning(str(self._root), "%s: a payload may not be on disk: %s", path, error)
 
-    def _folders_of(self, files: set[Path]) -> list[Path]:
-        """The folders that name the files, and the folders above them that name a new folder."""
-        folders = {path.parent: None for path in files}
-        for folder in list(folders):
-            while folder not in self._named:
-                self._named.add(folder)
-                folder = folder.parent
-                folders[folder] = None
-        return list(folders)
+    def _folders_of(self, files: set[Path]) -> set[Path]:
+        """The folders that name the files, and all folders above them, new ones if a run was deleted."""
+        return {folder for path in files for folder in path.parents if folder.is_relative_to(self._root)}

@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from io import BytesIO
@@ -89,6 +90,8 @@ class Folder:
         self._path = Path(path)
         self._syncs_at_once = fsync == "always"
         self._sync = BackgroundSync(self._path) if fsync == "everysec" else None
+        if self._sync:  # for a folder that is not closed, when it is collected or the process ends
+            weakref.finalize(self, self._sync.close)
         self._on_disk = set[Path]()  # folders below it whose names are on disk
 
     def put(self, name: str, value: bytes | Pieces) -> None:
