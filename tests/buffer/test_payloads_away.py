@@ -468,6 +468,28 @@ def test_a_worker_that_wakes_after_its_run_was_deleted_leaves_no_payload(
     assert not stored(world)
 
 
+def test_a_run_that_is_deleted_in_the_middle_of_a_put_is_not_waited_for(
+    in_folder: World, tmp_path: Path, fresh_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_folder.start().admit(2)
+    leases = in_folder.lease(2)
+    put, written = files.Folder.put, list[str]()
+
+    def put_and_delete(self: files.Folder, name: str, value: bytes | Pieces) -> None:
+        put(self, name, value)
+        if not written:
+            written.append(name)
+            let_go(in_folder)
+            with closing(open_queue(fresh_server.url, in_folder.buffer.run).connection) as tickets:
+                in_folder.buffer.delete_run(Queue("tickets", connection=tickets))
+
+    monkeypatch.setattr(files.Folder, "put", put_and_delete)
+    monkeypatch.setattr(in_folder.buffer, "_patience", Patience(unanswered_s=600.0, unready_s=600.0))
+    with pytest.raises(StoreLost, match="is no longer in this store"):
+        in_folder.buffer.put([result(lease) for lease in leases])
+    assert not files_in(tmp_path / "shared")
+
+
 def test_the_marker_of_a_run_is_not_the_folder_of_a_task() -> None:
     with pytest.raises(ConfigError, match="task name"):
         check_name("task", MARKER)

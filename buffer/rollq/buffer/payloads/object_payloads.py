@@ -27,11 +27,17 @@ PROBE = b"rollq doctor"
 
 class ObjectPayloads:
     """A `PayloadStore`. It is as durable as the file system or the object store. `folder()` returns the folder of the
-    run's objects; it is called on first use.
+    run's objects; it is called on first use. `check_run()` raises `StoreLost` if the run was deleted.
     """
 
     def __init__(
-        self, url: str, folder: Callable[[], str], patience: Callable[[], Patience], *, of_server: bool = False
+        self,
+        url: str,
+        folder: Callable[[], str],
+        check_run: Callable[[], None],
+        patience: Callable[[], Patience],
+        *,
+        of_server: bool = False,
     ) -> None:
         """Raises `ConfigError` unless the URL names an existing folder or a bucket.
 
@@ -39,6 +45,7 @@ class ObjectPayloads:
         """
         self._name = f"folder {url!r} of the embedded server" if of_server else f"payloads.url = {url!r}"
         self._folder = folder
+        self._check_run = check_run
         self._patience = patience
         self._objects = open_objects(url, fsync="everysec" if of_server else "no")
         self._at_once_from = AT_ONCE_FROM if of_server else 0
@@ -140,7 +147,7 @@ class ObjectPayloads:
                 self._withdraw(path)
                 raise
 
-        self._store(do)
+        self._store(do, before_next=self._check_run)  # the folder of a deleted run looks like one that is not mounted
 
     def _withdraw(self, path: str) -> None:
         with suppress(FileNotFoundError, self._objects.failure):
@@ -164,9 +171,9 @@ class ObjectPayloads:
     def _put(self, path: str, payload: bytes | Pieces) -> None:
         self._store(lambda: self._objects.put(path, payload))
 
-    def _store(self, do: Callable[[], None]) -> None:
+    def _store(self, do: Callable[[], None], before_next: Callable[[], None] | None = None) -> None:
         try:
-            self._wait_out(do)
+            self._wait_out(do, before_next)
         except FileNotFoundError as error:
             raise ServerRefused(f"{self._name}: the bucket or the folder is not there") from error
 
@@ -186,11 +193,18 @@ class ObjectPayloads:
         with suppress(FileNotFoundError):
             self._wait_out(lambda: self._objects.remove(path))
 
-    def _wait_out(self, do: Callable[[], T]) -> T:
-        """Call `do`, and retry while the store is unavailable. Raises `FileNotFoundError` if the object does not
-        exist."""
+    def _wait_out(self, do: Callable[[], T], before_next: Callable[[], None] | None = None) -> T:
+        """Call `do`, and retry while the store is unavailable, each time after `before_next`. Raises
+        `FileNotFoundError` if the object does not exist."""
         objects = self._objects
-        return wait_out(do, self._patience(), name=self._name, fails=objects.failure, explain=objects.explain)
+        return wait_out(
+            do,
+            self._patience(),
+            name=self._name,
+            before_next=before_next,
+            fails=objects.failure,
+            explain=objects.explain,
+        )
 
 
 def _payload_name(path: str) -> PayloadName | None:

@@ -56,7 +56,11 @@ class Payloads:
         self._server_folder = of
         self._min_bytes = self._settings.min_bytes or (SERVER_FOLDER_MIN_BYTES if of else MIN_BYTES)
         self.outside = self._stores[object_payloads.PLACE] = object_payloads.ObjectPayloads(
-            url, lambda: self.folder(self._run.incarnation), self._patience, of_server=of is not None
+            url,
+            lambda: self.folder(self._run.incarnation),
+            self._run.check_alive,
+            self._patience,
+            of_server=of is not None,
         )
 
     def find_server_folder(self, created_with: Callable[[], tuple[str, str] | None]) -> None:

@@ -105,6 +105,12 @@ class RunStore:
             self._incarnation = self._checked_incarnation(incarnation)
         return self._incarnation
 
+    def check_alive(self) -> None:
+        """Raise `StoreLost` if this incarnation of the run is no longer in the store."""
+        found = self.send("HMGET", self.keys.info, "incarnation", "restored_as")
+        if self.incarnation.encode() not in found:
+            raise StoreLost(f"run {self.run!r} is no longer in this store: it was deleted, or created again")
+
     def _checked_incarnation(self, found: bytes) -> str:
         """The incarnation that the server has, for names of files. Raises `RunMismatch` if it is not an incarnation."""
         if not INCARNATION.fullmatch(found):
