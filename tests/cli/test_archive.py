@@ -105,6 +105,7 @@ def has_more_than(folder: Path, files: set[Path]) -> bool:
     return set(folder.rglob("*.parquet")) > files
 
 
+@pytest.mark.long
 def test_archivers_that_are_killed_leave_every_group_once(
     fresh_server: EmbeddedServer, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

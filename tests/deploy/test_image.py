@@ -101,6 +101,7 @@ def test_an_extra_that_no_image_is_made_of_is_refused() -> None:
     assert (result.returncode, "must be one of base, archive, dashboard, torch, vllm" in result.stderr) == (1, True)
 
 
+@pytest.mark.long
 def test_the_wheel_holds_every_module_and_data_file_and_works_alone(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)

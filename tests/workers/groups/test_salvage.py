@@ -285,6 +285,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [{"max_tokens": SHORT_LENGTH}], indirect=True, ids=["600 tokens"])
 def test_a_real_model_continues_as_if_nothing_had_happened(workers: Workers, buffer: Buffer, model: Path) -> None:
     world = workers.world
