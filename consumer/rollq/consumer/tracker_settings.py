@@ -31,7 +31,7 @@ class WandbSettings(Settings):
 
 
 class MlflowSettings(Settings):
-    """A run of MLflow. User and password come from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
+    """A run of MLflow. The user and password come from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
 
     tracking_uri: str | None = Field(
         default=None, description="server or database of runs; default: MLFLOW_TRACKING_URI, or MLflow's default"

@@ -115,7 +115,7 @@ def test_a_changed_byte_gives_a_prompt_or_corrupt(position: int, value: int) -> 
     [
         (
             ImageRef("http://x/y.png", "0" * 64),
-            r"images\[0\]: the URL must begin with file:///, https://, data",
+            r"images\[0\]: the URL must begin with one of file:///, https://, data",
         ),
         (ImageRef("relative.png", "0" * 64), "the URL must begin with"),
         (ImageRef("file:///a.png", "0" * 63), "sha256 must be 64 hex digits"),

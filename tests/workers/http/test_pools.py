@@ -150,7 +150,7 @@ def test_fewer_likely_tokens_than_top_k_fail_the_sample() -> None:
         ({"choices": [{"prompt_logprobs": [None, {}, {}, {}, {}]}]}, "KeyError"),
         ({"choices": [{"prompt_logprobs": told([5, 6, 1, 2, 3])}]}, "KeyError: '7'"),
         (web.Response(status=400, text="too long"), "HTTP 400: too long"),
-        (web.Response(status=500, text="sorry"), "failed 3 times, last with HTTP 500: sorry"),
+        (web.Response(status=500, text="sorry"), "failed 3 times; last error: HTTP 500: sorry"),
     ],
 )
 def test_what_a_server_cannot_tell_fails_the_sample_with_the_reason(answer: Any, message: str) -> None:
@@ -286,7 +286,7 @@ def test_a_server_that_failed_gets_one_request_at_a_time_until_it_answers() -> N
 
 def test_a_pool_whose_servers_all_fail_is_tried_as_often_as_it_may() -> None:
     async def scene(pool: ModelPool, asked: Any) -> None:
-        with pytest.raises(TransientError, match="failed 3 times, last with HTTP 503: busy"):
+        with pytest.raises(TransientError, match="failed 3 times; last error: HTTP 503: busy"):
             await ask(pool)
 
     assert sum(counts_of_two([fail, fail], scene, retries=2)) == 3

@@ -140,7 +140,7 @@ async def server(answers: list[web.Response], asked: list[Any]) -> AsyncIterator
         ([web.json_response({"reward": {"style": 1, "right": 0.5}})], Verdict(1.5, {"style": 1.0, "right": 0.5})),
         ([web.Response(status=503), web.Response(status=429), web.json_response({"reward": 1})], Verdict(1.0)),
         ([web.Response(status=400, text="no rubric for level 3")], "no rubric for level 3"),
-        ([web.Response(status=500, text="sorry")], "failed 4 times, last with HTTP 500: sorry"),
+        ([web.Response(status=500, text="sorry")], "failed 4 times; last error: HTTP 500: sorry"),
         ([web.Response(text="<html>")], "the answer is not JSON: b'<html>'"),
         ([web.json_response([1])], "expected an object with a 'reward'"),
         ([web.json_response({"reward": None})], "a number, or a mapping"),

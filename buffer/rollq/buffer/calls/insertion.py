@@ -61,7 +61,7 @@ class Insertion(Inspection):
         return added
 
     def inserted(self, task: str, source: str) -> int:
-        """How many groups of `source` were inserted into the task so far."""
+        """How many groups of `source` have been inserted into the task so far."""
         return int(self.send("HGET", task_keys(self.run, task).sources, source) or 0)
 
     def _check_room(self) -> None:

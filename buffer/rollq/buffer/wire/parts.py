@@ -43,21 +43,21 @@ def decode_parts(index: int, stored: Mapping[int, bytes], *, group_size: int) ->
     tokens = 0
     for tokens_before, frame in frames:
         if tokens_before != tokens:
-            raise CorruptFrame(f"a part follows {tokens_before} tokens, and {tokens} are stored before it")
+            raise CorruptFrame(f"a part follows {tokens_before} tokens, but {tokens} are stored before it")
         parts.append(decode_sample(frame))
         tokens += parts[-1].response_tokens
     return join_parts(parts) if parts else None
 
 
 def tokens_in_parts(stored: Mapping[int, bytes], *, group_size: int) -> int:
-    """Response tokens in all parts that are `stored` of a group, each counted once."""
+    """Response tokens in all parts that are `stored` for a group, each counted once."""
     return sum(tokens for _, _, tokens, _ in _parts(stored, group_size))
 
 
 def _parts(stored: Mapping[int, bytes], group_size: int) -> Iterator[tuple[int, int, int, bytes]]:
     """The parts, in order: index of the sample, response tokens before the part, new tokens in it, and its frame.
 
-    Parts without a complete head are left out; a later part of the same sample then misses their tokens.
+    Parts without a complete head are left out; a later part of the same sample then follows a gap.
     """
     for field in sorted(stored):
         raw = stored[field]
@@ -142,7 +142,7 @@ def _mask(segment: Segment) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 
 def _joined_arrays(run: Sequence[Segment]) -> NamedArrays:
-    """Arrays per token, which every later segment has, joined; other arrays from the first segment."""
+    """Arrays per token, which every later segment has, are joined; other arrays come from the first segment."""
     first, *others = run
     return {
         name: np.concatenate([segment.arrays[name] for segment in run])

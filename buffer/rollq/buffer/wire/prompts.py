@@ -81,14 +81,14 @@ def _is_image(value: object) -> bool:
 
 
 def message_problem(name: str, message: object) -> str | None:
-    """Return the problem with a chat message, which the text calls `name`, or None."""
+    """Return the problem with the chat message called `name`, or None."""
     if isinstance(message, Mapping) and isinstance(message.get("role"), str):
         return None
     return f"{name} must be an object with a 'role', not {message!r:.80}"
 
 
 def tools_problem(name: str, tools: object) -> str | None:
-    """Return the problem with definitions of tools, which the text calls `name`, or None."""
+    """Return the problem with the tool definitions called `name`, or None."""
     if not isinstance(tools, tuple | list):
         return f"{name} must be a list of tools, not {tools!r:.80}"
     for number, tool in enumerate(tools):
@@ -102,7 +102,7 @@ def tools_problem(name: str, tools: object) -> str | None:
 
 
 def ids_problem(name: str, ids: object) -> str | None:
-    """Return the problem with a prompt's token ids, which the text calls `name`, or None."""
+    """Return the problem with the prompt's token ids called `name`, or None."""
     if not isinstance(ids, tuple | list) or not ids:
         return f"{name} must be a list of token ids, not {ids!r:.80}"
     if not all(issubclass(kind, int | np.integer) and kind is not bool for kind in set(map(type, ids))):
@@ -140,7 +140,7 @@ def _images_problem(prompt: Prompt) -> str | None:
     for number, image in enumerate(prompt.images):
         url: object = image.url
         if not isinstance(url, str) or not url.startswith(IMAGE_SCHEMES):
-            return f"images[{number}]: the URL must begin with {', '.join(IMAGE_SCHEMES)}, and is {url!r:.80}"
+            return f"images[{number}]: the URL must begin with one of {', '.join(IMAGE_SCHEMES)}, not {url!r:.80}"
         digest: object = image.sha256
         if not isinstance(digest, str) or SHA256.fullmatch(digest) is None:
             return f"images[{number}]: sha256 must be 64 hex digits, not {digest!r:.80}"

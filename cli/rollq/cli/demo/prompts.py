@@ -1,6 +1,6 @@
 """The demo's prompts: tasks whose answers can be checked. Every call gives the same bytes.
 
-For the tiny model, `sum` asks for the sum of two two-digit numbers ("12+34=", "46"), `sort` for four digits in
+For the tiny model, `sum` asks for the sum of two two-digit numbers ("12+34=", "46"), and `sort` for four digits in
 ascending order ("sort 3142=", "1234"). For SmolLM2, `digits` asks for the sum of two digits, after one solved example.
 No held-out prompt is trained on, nor is the same sum in the other order for `digits`.
 """
@@ -46,7 +46,7 @@ def prompt_files() -> dict[str, bytes]:
 
 HELDOUT_PAIRS = 20
 EXAMPLE = (2, 3)
-"""The digits of the solved example, which are not asked for."""
+"""The digits of the solved example, whose sum is not asked for."""
 
 
 def digit_sum_files() -> dict[str, bytes]:

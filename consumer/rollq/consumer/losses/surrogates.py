@@ -14,7 +14,7 @@ from rollq.consumer.losses.samples import sample_means
 
 class Surrogate(NamedTuple):
     """The result of a surrogate for n tokens: `terms` to minimise; the `ratio` that it used, without a gradient; and
-    whether the token `was_clipped`, bool: whether the surrogate bounded or cut its gradient. Each is [n]."""
+    `was_clipped`, bool: whether the surrogate bounded or cut the token's gradient. Each is [n]."""
 
     terms: torch.Tensor
     ratio: torch.Tensor
@@ -72,7 +72,8 @@ def one_sided(
     new: torch.Tensor, ratio: torch.Tensor, advantages: torch.Tensor, *, low: float, high: float
 ) -> Surrogate:
     """-A new, 0 where A > 0 and r > 1 + high, or A < 0 and r < 1 - low: REC-OneSide-NoIS (Yao et al. 2025,
-    arXiv:2509.24203). It drops the tokens that `clipped` gives no gradient, and weighs the others by 1 instead of r."""
+    arXiv:2509.24203). It drops the tokens that `clipped` gives no gradient, and weights the others by 1 instead of
+    r."""
     ratio = ratio.detach()
     outside = torch.where(advantages > 0, ratio > 1 + high, (advantages < 0) & (ratio < 1 - low))
     return Surrogate(torch.where(outside, 0.0, -advantages * new), ratio, outside)

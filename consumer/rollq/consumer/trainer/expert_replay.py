@@ -1,7 +1,7 @@
 """Replays the routing of the engine in the trainer's forward pass of a mixture of experts. Needs torch.
 
 If the engine and the trainer choose different experts for a token, they compute its logprob by different functions,
-even with nearly equal weights. Under `replay_experts`, the trainer's routers take the engine's choice, but weigh the
+even with nearly equal weights. Under `replay_experts`, the trainer's routers take the engine's choice, but weight the
 experts by the routers' logits, so gradients reach the routers ("Rollout Routing Replay", Ma et al. 2025,
 arXiv:2510.11370).
 """

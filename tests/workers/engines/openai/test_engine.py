@@ -163,7 +163,7 @@ def test_sb06_a_request_that_never_succeeds_fails_alone_while_the_server_answers
 ) -> None:
     async def scenario(engine: Engine) -> None:
         server.plan.extend(["500"] * 4)
-        with pytest.raises(RequestFailed, match=r'failed 4 times, last with HTTP 500: \{"error": "said 500"\}'):
+        with pytest.raises(RequestFailed, match=r'failed 4 times; last error: HTTP 500: \{"error": "said 500"\}'):
             await engine.generate(ASK)
         assert (await engine.generate(ASK)).ids.tolist() == ANSWER
 

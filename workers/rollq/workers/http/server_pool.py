@@ -1,6 +1,6 @@
 """Equivalent servers. Each request goes to the least loaded server, and is retried if that may help.
 
-Two pools differ in how a failed server comes back. A `JsonCaller` leaves it out for a while; the engine's servers
+The two pools differ in how a failed server comes back. A `JsonCaller` leaves it out for a while; the engine's servers
 (`rollq.workers.engines.openai.servers`) leave it out until it answers a probe.
 """
 
@@ -145,7 +145,7 @@ class JsonCaller(ServerPool[_RestingServer]):
     async def post(self, body: Mapping[str, Any], path: str = "") -> Any:
         """Post `body` and return the answer.
 
-        Raises `ValueError` with the server's message for a refusal, `TransientError` when all tries failed.
+        Raises `ValueError` with the server's message for a refusal, and `TransientError` when all tries failed.
         """
         http = self._http = self._http or open_session(self._timeout_s, self._key)
 
@@ -173,7 +173,7 @@ class JsonCaller(ServerPool[_RestingServer]):
     async def give_up(self, server: _RestingServer, failures: int, error: TransientError) -> NoReturn:
         """Raise `TransientError`."""
         self.eject(server, error)
-        raise TransientError(f"{server.url} failed {failures} times, last with {error}") from error
+        raise TransientError(f"{server.url} failed {failures} times; last error: {error}") from error
 
     async def close(self) -> None:
         """Close the connections."""

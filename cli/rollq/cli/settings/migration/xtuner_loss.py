@@ -119,7 +119,7 @@ def _advantages(run: Conversion, given: Given) -> None:
             put(f"{ADVANTAGES}baseline", "leave_one_out")
             put(f"{ADVANTAGES}scale", "none")
         case "OPOAdvantageConfig":
-            put(f"{ADVANTAGES}baseline", "opo", note="weighted by loss tokens; XTuner weighs by response tokens")
+            put(f"{ADVANTAGES}baseline", "opo", note="weighted by loss tokens; XTuner weights by response tokens")
             put(f"{ADVANTAGES}scale", "none")
         case "PassKAdvantageConfig":
             run.copy(given)

@@ -203,7 +203,7 @@ class Servers(ServerPool[Server]):
             except TransientError as probe_error:
                 last = probe_error
             else:
-                raise RequestFailed(f"{server.url} failed {failures} times, last with {error}") from error
+                raise RequestFailed(f"{server.url} failed {failures} times; last error: {error}") from error
         urls = ", ".join(server.url for server in self.servers)
         raise EngineDead(f"{urls}: {error}; the simplest request failed too: {last}") from error
 
