@@ -255,7 +255,7 @@ def test_a_process_with_threads_gets_no_namespaces() -> None:
         threading.Thread(target=threading.Event().wait, daemon=True).start()
         hide_files([Means.NAMESPACES])
 
-    assert "namespaces: has more than one thread" in forked(with_a_thread, None)
+    assert "namespaces: the process has more than one thread" in forked(with_a_thread, None)
 
 
 def test_a_seal_that_the_kernel_does_not_keep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
