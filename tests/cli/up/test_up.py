@@ -37,7 +37,6 @@ def leaves_nothing(up: UpProcess) -> None:
     wait_until(lambda: up.pids() == [])
 
 
-@pytest.mark.long
 def test_it_trains_to_the_end_with_a_server_and_two_workers_one_of_which_is_killed(make: Make) -> None:
     up = make("--workers", "2", **FEW, **CALLS)
     up.wait_until(lambda: len(up.pids("work")) == 2)
