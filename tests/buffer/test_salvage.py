@@ -368,7 +368,7 @@ def test_samples_in_parts_are_the_samples_whole() -> None:
         same(found, whole)
         if len(ends) > 1:
             del stored[1]
-            with pytest.raises(CorruptFrame, match="tokens, and 0 are stored"):
+            with pytest.raises(CorruptFrame, match="tokens, but 0 are stored before it"):
                 decode_parts(0, stored, group_size=1)
 
 

@@ -438,9 +438,10 @@ def test_all_requests_leave_a_frozen_server_with_the_first_that_it_does_not_answ
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as frozen:
         assert frozen.stdout is not None
         try:
-            asyncio.run(scene(frozen, frozen.stdout.readline().strip()))
+            url = frozen.stdout.readline().strip()
+            asyncio.run(scene(frozen, url))
         finally:
             frozen.kill()
-    failures = [record.message for record in caplog.records if record.message.startswith("try ")]
+    failures = [record.message for record in caplog.records if f" at {url} failed" in record.message]
     assert sum("no answer within 1 s" in failure for failure in failures) == 1
     assert sum("it does not answer other requests" in failure for failure in failures) == 7
