@@ -36,7 +36,6 @@ from rollq.buffer.errors import ConfigError, PortTaken, ServerUnavailable
 from rollq.buffer.store import server_folder, server_guard
 from rollq.buffer.store.server_access import START_USER, check_access, server_tls, tls_config, user_lines
 
-"""The command of the guard: isolated from the environment and from site-packages, so that it starts in 20 ms."""
 GRACE_S = 3
 """How long a server may take to shut down before it is killed."""
 ANSWER_TIMEOUT_S = 30.0
