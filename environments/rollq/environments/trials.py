@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import starmap
 from statistics import median
 from typing import Any, Final
 
@@ -73,7 +72,8 @@ def _opening_seconds(pairs: Sequence[tuple[Trial, Trial]]) -> list[float]:
 
 
 def _findings(rows: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[Trial, Trial]]) -> Iterator[Finding]:
-    for index, (level, problem) in enumerate(starmap(_compared, pairs)):
+    for index, pair in enumerate(pairs):
+        level, problem = _compared(*pair)
         if problem:
             yield Finding(level, problem, index)
     if len(rows) > 1 and len({row[ENV][OPENING] for row in rows}) == 1:

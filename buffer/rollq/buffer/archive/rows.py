@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -148,7 +147,7 @@ def _sample_columns(index: int, sample: Sample) -> Row:
         "session_id": sample.session_id,
         **{name: of_segments(name) for name in ("prompt_ids", "response_ids", "logprobs", "loss_mask")},
         "versions": [[*map(_span_columns, spans)] for spans in of_segments("versions")],
-        "arrays": [[*starmap(_array, arrays.items())] for arrays in of_segments("arrays")],
+        "arrays": [[_array(name, array) for name, array in arrays.items()] for arrays in of_segments("arrays")],
         **{name: _json(getattr(sample, name)) for name in _DECODED},
     }
 

@@ -149,10 +149,10 @@ def evaluation_state(batches: Sequence[Mapping[str, bytes | None]], over: int) -
     """
     ended = _evaluations_among(batches[:over])
     running = [batch for batch in _evaluations_among(batches[over:]) if batch["state"] == b"running"]
-    shown = [*ended, *running][-1:]
-    if not shown:
+    if not ended and not running:
         return None
-    size, gathered, failed = (int(shown[0][name] or 0) for name in ("size", "gathered", "failed"))
+    shown = (running or ended)[-1]
+    size, gathered, failed = (int(shown[name] or 0) for name in ("size", "gathered", "failed"))
     version, reward = _last_result(ended)
     return EvaluationState(bool(running), size, gathered + failed, failed, version, reward)
 

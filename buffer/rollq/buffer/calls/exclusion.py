@@ -3,7 +3,6 @@ digest of its prompts, so that it never means a row of another file.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import compress
 
 from rollq.buffer.calls.inspection import Inspection
 from rollq.buffer.calls.orders import GroupOrder, Steering
@@ -39,7 +38,7 @@ class Excluding(Registry, Steering, Inspection):
             self._check_rows(task, rows, count)
             changed = sorted(set(rows) & known if undo else set(rows) - known)
             at_first = changed if at_first is None else at_first
-            after = len(known.symmetric_difference(changed))
+            after = len(known) - len(changed) if undo else len(known) + len(changed)
             if not changed:
                 return at_first
             self._check_number(task, after, count)
@@ -54,14 +53,14 @@ class Excluding(Registry, Steering, Inspection):
     def drop_waiting(self, task: str, rows: Iterable[int]) -> int:
         """Drop the groups of rows that wait for a worker; returns how many. Others stay: their samples are already paid
         for."""
-        wanted, dropped = set(map(str.encode, map(str, rows))), 0
+        wanted, dropped = {str(row).encode() for row in rows}, 0
         first = int(self.counts(task).progress.get("prompts_from", 1))
         keys = task_keys(self.run, task)
         for status in WAITING:
             ids = [int(member) for member in self.send("ZRANGE", keys.status(status), 0, -1) if int(member) >= first]
             for some in slices(ids, MOST_EXCLUDED_ROWS):
                 found = self.send_all([("HGET", keys.group(group_id), "row") for group_id in some])
-                for group_id in compress(some, map(wanted.__contains__, found)):
+                for group_id in [each for each, row in zip(some, found, strict=True) if row in wanted]:
                     dropped += self.order_group(task, group_id, GroupOrder.DROP, expected=status).refusal is None
         return dropped
 

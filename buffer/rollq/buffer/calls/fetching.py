@@ -5,6 +5,7 @@ from typing import Any
 
 from rollq.buffer.calls.core import BufferCore, pairs
 from rollq.buffer.calls.replies.claims import ClaimedGroup
+from rollq.buffer.common.portions import slices
 from rollq.buffer.errors import CorruptFrame, CorruptGroup
 from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.store.keys import task_keys
@@ -23,8 +24,8 @@ class Fetching(BufferCore):
     def fetch(self, groups: Sequence[ClaimedGroup]) -> list[Group]:
         """Read the payloads of claimed groups, in order, unless they came with the claim. Raises `CorruptGroup`."""
         missing, read = [group for group in groups if not group.stored], list[Group]()
-        for start in range(0, len(missing), FETCH_GROUPS_PER_TRIP):
-            read += self._fetch(missing[start : start + FETCH_GROUPS_PER_TRIP])
+        for trip in slices(missing, FETCH_GROUPS_PER_TRIP):
+            read += self._fetch(trip)
         in_order = iter(read)
         return [self._decode_stored(group) if group.stored else next(in_order) for group in groups]
 

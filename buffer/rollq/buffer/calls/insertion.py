@@ -6,7 +6,6 @@ that count, so repeating or resuming it inserts nothing twice.
 
 from collections.abc import Sequence
 from itertools import chain, islice
-from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -55,7 +54,7 @@ class Insertion(Inspection):
         while done < last:
             portion = next(portions_of(islice(encoded, done - after, None)))
             self._check_room()
-            now = self.call_task("insert", task, source, done, *chain.from_iterable(map(attrgetter("args"), portion)))
+            now = self.call_task("insert", task, source, done, *chain.from_iterable(group.args for group in portion))
             added += min(now, last) - done
             done = now
         return added

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, compress
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -110,7 +110,7 @@ class Leasing(BufferCore):
         """The tasks without evaluations of weights other than "epoch:version"."""
         evaluations = [task for task in tasks if self.rules(task).kind == "eval"]
         pins = self.send_all([("HGET", task_keys(self.run, task).clock, "pin") for task in evaluations])
-        others = set(compress(evaluations, (pin != weights.encode() for pin in pins)))
+        others = {task for task, pin in zip(evaluations, pins, strict=True) if pin != weights.encode()}
         return [task for task in tasks if task not in others]
 
     def evaluates_others(self, tasks: Sequence[str], *, epoch: int, version: int) -> bool:

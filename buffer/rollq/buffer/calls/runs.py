@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import cast
 
 from rq import Queue
@@ -102,7 +101,7 @@ def summarize(store: RunStore, keys: int = 0) -> RunSummary:
     reaped = [_whole(reaped_ms) for reaped_ms, _ in clocks]
     return RunSummary(
         run=store.run,
-        tasks=tuple(dict.fromkeys(map(task_of, map(attrgetter("task"), task_keys)))),
+        tasks=tuple(dict.fromkeys(task_of(keys_of.task) for keys_of in task_keys)),
         groups=sum(map(sum, map(dict.values, counts))),
         unarchived=sum(map(_unarchived, counts, clocks)),
         size_bytes=sum(map(_whole, taken)),

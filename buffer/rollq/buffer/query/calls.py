@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from operator import attrgetter
 from typing import Any
 
 from rollq.buffer.calls.group_details import GROUPS_PER_TRIP, STEPPED, Looking, by_task, reward_of
@@ -89,7 +88,7 @@ class Querying(Looking):
     ) -> Iterator[GroupRecord]:
         """The candidates that match the condition, including their texts."""
         while some := list(islice(candidates, GROUPS_PER_TRIP)):
-            places = map(attrgetter("task", "uid"), some)
+            places = [(record.task, record.uid) for record in some]
             groups = {(group.task, group.group_id): group for group in by_task(self.look, places)}
             on_searched(len(some))
             for record in some:

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
 
@@ -197,7 +196,7 @@ def unfinished_batch(
     interrupted between two tasks, otherwise empty. `tasks` and `revisions` are the rules of all tasks and their
     revisions. A task whose size was changed later counts as finished.
     """
-    shared = filter(attrgetter("batch"), chain.from_iterable(revisions.values()))
+    shared = [revision for of_task in revisions.values() for revision in of_task if revision.batch]
     last = max(shared, key=attrgetter("time_s"), default=None)
     if last is None:
         return {}

@@ -4,7 +4,6 @@ torch. Weights are named by the digest of their manifest, so storing the same we
 
 import re
 from collections.abc import Iterable, Mapping
-from itertools import filterfalse
 from pathlib import Path
 from typing import NamedTuple
 
@@ -209,7 +208,7 @@ def _prune(buffer: BufferCore, held: list[str], kept: int) -> None:
     versions = _versions(held)
     stay = {*versions[-kept:], *(entry for entry in versions if live and _name(entry) == live.digest)}
     stay |= {uri.removeprefix("redis:") for uri in needed_uris(buffer, kept)}
-    for old in filterfalse(stay.__contains__, tuple(held)):
+    for old in [entry for entry in held if entry not in stay]:
         _drop(buffer, old, held)
 
 

@@ -6,7 +6,6 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import click
@@ -60,7 +59,7 @@ def _named(name: str, tables: "Sequence[SettingsTable]") -> "list[SettingsTable]
     if whole := [table for table in tables if _is_called(table.name, name)]:
         return whole
     parts = [_only(table, key) for table in tables if not path or _is_called(table.name, path)]
-    return list(filter(attrgetter("settings"), parts))
+    return [part for part in parts if part.settings]
 
 
 def _only(table: "SettingsTable", key: str) -> "SettingsTable":

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import starmap
 from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
@@ -129,10 +128,10 @@ class Batch:
             rewards=trained,
             valid=valid,
             advantages=pipeline_advantages(computed, groups, content.sample_groups, valid),
-            group_counts=tuple(starmap(counts_of, zip(rows, staleness, strict=True))),
+            group_counts=tuple(counts_of(*pair) for pair in zip(rows, staleness, strict=True)),
             part=tuple(range(len(groups))),
             advantage_settings=settings,
-            ends=(*filter(len(groups).__gt__, ends), len(groups)),
+            ends=(*[end for end in ends if end < len(groups)], len(groups)),
             rank=rank,
             world_size=world_size,
             reduction=reduction,

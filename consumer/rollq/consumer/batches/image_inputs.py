@@ -28,7 +28,7 @@ class ImageInputs:
         for a file that cannot be read, or differs from the engine's; `InvalidGroup` for image tokens in a sequence
         without images.
         """
-        chosen = map(batch.sequences.__getitem__, micro.sequences)
+        chosen = [batch.sequences[index] for index in micro.sequences]
         rows = [sequence for sequence in chosen if self._processor.image_token_id in sequence.ids]
         if not rows:
             return replace(micro, lacks_images=False)

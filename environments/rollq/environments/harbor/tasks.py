@@ -6,7 +6,6 @@ import re
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import filterfalse
 from pathlib import Path
 from typing import Any, Final
 
@@ -121,7 +120,7 @@ def tasks_in(folder: Path, split: str) -> tuple[HarborTask, ...]:
     place = _place_of(folder, split)
     prefix = "" if place == folder else f"{split}/"
     found = [HarborTask(folder, prefix + name) for name in _folders_in(place)]
-    tasks = tuple(found if prefix else filterfalse(_is_split, found))
+    tasks = tuple(task for task in found if prefix or not _is_split(task))
     if not tasks:
         raise ConfigError(f"{place} has no tasks: folders with {', '.join(NEEDED)}")
     for task in tasks:

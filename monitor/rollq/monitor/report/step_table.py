@@ -115,7 +115,7 @@ def _evaluations(curves: RunCurves) -> dict[str, list[str]]:
     """Columns with the rewards of evaluations: the mean since the previous row."""
     rows = curves.rows.evaluations
     lasts = [of_range[-1].step for of_range in _ranges(curves)]
-    latest = max([lasts[-1], *(row.step for row in rows[-1:])])
+    latest = max(lasts[-1], rows[-1].step) if rows else lasts[-1]
     spans = list(zip([-1, *lasts[:-1]], [*lasts[:-1], latest], strict=True))
     return {
         name[:NAME_WIDTH]: [

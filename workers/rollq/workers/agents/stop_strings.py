@@ -33,7 +33,7 @@ def cut_at_stop_string(
 
 def first_among(stop: Sequence[str], text: str) -> str | None:
     """The stop string that comes first in a text; None without any."""
-    return min(filter(text.__contains__, stop), key=text.find, default=None)
+    return min([string for string in stop if string in text], key=text.find, default=None)
 
 
 def _first(new: Completion, tokens: int) -> Completion:

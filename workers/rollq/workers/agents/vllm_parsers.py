@@ -213,7 +213,7 @@ def _closed_thoughts(format: VllmFormat, backend: Any, text: str) -> tuple[str |
 def _problem(marks: Sequence[str], text: str, *, has_calls: bool) -> str | None:
     """The problem with the last call of a text; None without a problem. `has_calls` says whether calls were found in
     the text. Parsers skip text that they cannot read, and some complete a call that was cut off."""
-    there = list(filter(text.__contains__, marks))
+    there = [mark for mark in marks if mark in text]
     for mark in there:
         if (end := _end_of(mark, marks)) and text.count(mark) > text.count(end):
             return f"a tool call without {end}"

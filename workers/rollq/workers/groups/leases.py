@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from operator import attrgetter
 from time import monotonic
 
 from rollq.buffer.values.rollouts import Lease, Sample
@@ -184,7 +183,8 @@ class LeaseTable:
         due = [entry for entry in self if not entry.finished and self._is_due(entry, asked_s)]
         if not due:
             return
-        gone = set(map(_key, self._calls.buffer.renew(list(map(attrgetter("lease"), due))).gone))
+        renewed = self._calls.buffer.renew([entry.lease for entry in due])
+        gone = {_key(lease) for lease in renewed.gone}
         for entry in due:
             if _key(entry.lease) not in gone:
                 entry.deadline_s = asked_s + self._lease_s[entry.lease.task]

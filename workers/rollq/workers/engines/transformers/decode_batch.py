@@ -205,7 +205,8 @@ class DecodeBatch:
             return FinishReason.STOP
         if sequence.sampling.stop:
             response = sequence.context[len(sequence.context) - sequence.prefix_tokens :] + sequence.ids
-            if any(map(self._decode(response).__contains__, sequence.sampling.stop)):
+            text = self._decode(response)
+            if any(string in text for string in sequence.sampling.stop):
                 return FinishReason.STOP
         return FinishReason.LENGTH if len(sequence.ids) >= sequence.token_limit else None
 

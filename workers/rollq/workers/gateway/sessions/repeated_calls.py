@@ -15,8 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import filterfalse
-from operator import attrgetter
 from typing import Final, Protocol
 
 from rollq.workers.gateway.calls import Answer, CallRefused
@@ -104,13 +102,13 @@ class RepeatedCalls:
         before.
         """
         calls = [asked for asked in self._asked.get(digest, ()) if not asked.task.cancelling()]
-        abandoned = list(filter(attrgetter("is_abandoned"), calls))
+        abandoned = [asked for asked in calls if asked.is_abandoned]
         if abandoned:  # even without the header, which some clients do not send
             return abandoned[-1]
         if self._comes_back(digest) or not repeats:
             return None
-        candidates = list(filterfalse(attrgetter("is_seen"), calls)) or calls
-        return next(reversed(candidates), None)
+        candidates = [asked for asked in calls if not asked.is_seen] or calls
+        return candidates[-1] if candidates else None
 
     def note_lost(self) -> None:
         """Stop, after a while, calls that nobody waits for."""
