@@ -206,7 +206,7 @@ class Leasing(BufferCore):
         groups: Callable[[], Iterable[GroupArgs]] = arguments
         if self.payloads:  # external payloads are stored before a group names them
             encoded: list[GroupArgs] = []
-            renewed_s = -inf
+            renewed_s = time.monotonic() if self.payloads.notices_deletion else -inf
             with self.payloads.writing() as write:
                 for group in arguments():
                     encoded.append(group)

@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,21 +30,23 @@ class BackgroundSync:
 
     def _begin(self) -> None:
         self._process = os.getpid()
-        self._files = set[Path]()
+        self._files = set[str]()
         self._changed = threading.Condition()  # guards the files and the end
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="payload-sync", daemon=True)
 
-    def add(self, path: Path) -> None:
+    def add(self, path: str) -> None:
         """Sync a file that was written: at once after `close`."""
         if self._process != os.getpid():  # a fork has no thread, and nothing may free its lock
             self._begin()
         with self._changed:
             if not self._closed:
+                is_first = not self._files
                 self._files.add(path)
                 if self._thread.ident is None:
                     self._thread.start()
-                self._changed.notify()
+                if is_first:  # the thread syncs the others with it
+                    self._changed.notify()
                 return
         self._sync({path})
 
@@ -69,15 +72,16 @@ class BackgroundSync:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, max(0.0, SYNC_EVERY_S - time.monotonic() + began_s))
 
-    def _sync(self, files: set[Path]) -> None:
+    def _sync(self, files: set[str]) -> None:
         """Sync files, then the folders with their names. A file that was removed since needs no sync."""
-        for path in [*sorted(files), *sorted(self._folders_of(files), reverse=True)]:
+        paths = sorted(map(Path, files))
+        for path in [*paths, *sorted(self._folders_of(paths), reverse=True)]:
             try:
                 with suppress(FileNotFoundError):
                     fsync_path(path)
             except OSError as error:
                 _log_once.warning(str(self._root), "%s: a payload may not be on disk: %s", path, error)
 
-    def _folders_of(self, files: set[Path]) -> set[Path]:
+    def _folders_of(self, files: Iterable[Path]) -> set[Path]:
         """The folders that name the files, and all folders above them, new ones if a run was deleted."""
         return {folder for path in files for folder in path.parents if folder.is_relative_to(self._root)}

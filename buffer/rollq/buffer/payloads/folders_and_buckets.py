@@ -96,19 +96,25 @@ class Folder:
 
     def put(self, name: str, value: bytes | Pieces) -> None:
         """Write a file beside its place, and then rename it."""
-        path = self._at(name)
-        unfinished = path.with_name(f"{UNFINISHED}{path.name}.{secrets.token_hex(4)}")
+        path = os.fspath(self._at(name))
+        folder, _, leaf = path.rpartition("/")
+        unfinished = f"{folder}/{UNFINISHED}{leaf}.{secrets.token_hex(4)}"
         try:
-            self._make(path.parent)
-            _write(unfinished, value)
             if self._syncs_at_once:
-                fsync_path(unfinished)
-            unfinished.replace(path)
+                self._make(Path(folder))
+            try:
+                _write(unfinished, value)
+            except FileNotFoundError:  # the first file of its folder
+                self._make(Path(folder))
+                _write(unfinished, value)
             if self._syncs_at_once:
-                fsync_path(path.parent)
+                fsync_path(Path(unfinished))
+            os.replace(unfinished, path)
+            if self._syncs_at_once:
+                fsync_path(Path(folder))
         except OSError:  # the next try uses a new name, and a full disk has no room for both
             with suppress(OSError):
-                unfinished.unlink()
+                os.unlink(unfinished)
             raise
         if self._sync:
             self._sync.add(path)
@@ -161,8 +167,10 @@ class Folder:
 
     def check_mounted(self, marker: str) -> None:
         """Raise `NotMounted` without the marker: the file system is not mounted where the folder is."""
-        if not self._at(marker).exists():
-            raise NotMounted("it has lost everything of this run; perhaps its file system is not mounted")
+        try:
+            os.stat(f"{self._path}/{marker}")
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotMounted("it has lost everything of this run; perhaps its file system is not mounted") from None
 
     def _at(self, name: str) -> Path:
         """The path of a name, which may come from Redis. Raises `ServerRefused` for a name that leads elsewhere."""
@@ -248,8 +256,8 @@ def open_objects(url: str, *, fsync: Fsync = "no") -> Objects:
     return Bucket(url) if url.startswith("s3:") else Folder(url, fsync=fsync)
 
 
-def _write(path: Path, value: bytes | Pieces) -> None:
-    with path.open("wb", buffering=0) as file:
+def _write(path: str, value: bytes | Pieces) -> None:
+    with open(path, "wb", buffering=0) as file:
         for part in [value] if isinstance(value, bytes) else value.parts:
             written = file.write(part)
             while written < len(part):

@@ -113,6 +113,11 @@ class Payloads:
         """The size from which frames may be written in pieces; None without such a store."""
         return self._min_bytes if self.outside else None
 
+    @property
+    def notices_deletion(self) -> bool:
+        """Whether a payload cannot be stored once the run was deleted: a folder lacks the run's marker then."""
+        return self._server_folder is not None
+
     def place_for(self, size_bytes: int) -> str | None:
         """The place of a new payload of this size; None if it stays in its task's slot."""
         if self.outside and size_bytes >= self._min_bytes and self._has_room(size_bytes):
