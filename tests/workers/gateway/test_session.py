@@ -14,7 +14,7 @@ from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus
 from rollq.workers.agents.conversation import Message
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.gateway.calls import CONTEXT_FULL, Call, CallRefused
-from rollq.workers.gateway.sessions import call_nodes, call_tree, repeated_calls
+from rollq.workers.gateway.sessions import answered_calls, call_nodes, repeated_calls
 from rollq.workers.gateway.sessions import session as session_module
 from rollq.workers.gateway.sessions.outcomes import Outcome
 from rollq.workers.gateway.sessions.request_digest import after_message
@@ -804,7 +804,7 @@ def test_a_call_that_is_stopped_while_it_is_tokenised_leaves_no_trace(tokenizer:
         client = Client(session)
         await client.say("Really?")
         large = Call(model="m", messages=(*client.messages, {"role": "user", "content": "x" * 200_000}))
-        asking = asyncio.ensure_future(session.answering.answer(session.answering.tree.locate(large), 0))
+        asking = asyncio.ensure_future(session.answering.answer(session.answering.tree.answered.locate(large), 0))
         await asyncio.sleep(0)
         asking.cancel()
         await asyncio.wait([asking])
@@ -847,7 +847,7 @@ def test_a_history_that_was_recognised_is_not_hashed_again(
         hashed.append(message)
         return after_message(history, message)
 
-    monkeypatch.setattr(call_tree, "after_message", noted)
+    monkeypatch.setattr(answered_calls, "after_message", noted)
 
     async def work() -> None:
         client = Client(make_session(Model(tokenizer, ["Yes"] * 4)))
@@ -971,7 +971,7 @@ def test_the_conversation_of_an_earlier_answer_stays_as_it_was(tokenizer: HfToke
         client, then = Client(session), []
         for number in range(3):
             await client.say(str(number))
-            then.append(facts(session.answering.tree.nodes[-1]))
-        assert [facts(node) for node in session.answering.tree.nodes] == then
+            then.append(facts(session.answering.tree.answered.nodes[-1]))
+        assert [facts(node) for node in session.answering.tree.answered.nodes] == then
 
     run(work)

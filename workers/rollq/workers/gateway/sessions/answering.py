@@ -25,6 +25,7 @@ from rollq.workers.agents.turns import ChatFormat, Turn
 from rollq.workers.engines.protocol import Completion, ContextFull, EngineDead, Request, Sampling
 from rollq.workers.gateway.calls import CONTEXT_FULL, Answer, Call, CallRefused, call_id, context_full, session_over
 from rollq.workers.gateway.protocols.fields import label
+from rollq.workers.gateway.sessions.answered_calls import AnsweredCalls
 from rollq.workers.gateway.sessions.call_nodes import Located, Node, Placement
 from rollq.workers.gateway.sessions.call_records import RecordedCall
 from rollq.workers.gateway.sessions.call_tree import CallTree
@@ -48,7 +49,7 @@ class Answering:
 
     def __init__(self, rollout: Rollout, chat_format: ChatFormat) -> None:
         """Raises `CorruptFrame` for records that cannot be read."""
-        self.tree = CallTree(rollout.tokenizer, chat_format.verbatim)
+        self.tree = CallTree(rollout.tokenizer, chat_format.verbatim, AnsweredCalls(rollout.tokenizer))
         self.rollout = rollout
         self.failure: BaseException | None = None
         self.tools: tuple[Message, ...] = ()
@@ -71,7 +72,7 @@ class Answering:
 
     async def count_tokens(self, call: Call) -> int:
         """The number of tokens in a call's prompt. Raises `CallRefused`."""
-        placement = await self._place(self.tree.locate(call))
+        placement = await self._place(self.tree.answered.locate(call))
         self.tree.give_up(placement)
         return len(placement.context)
 

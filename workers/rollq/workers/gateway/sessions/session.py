@@ -21,6 +21,7 @@ from rollq.workers.gateway.sessions.call_nodes import Located
 from rollq.workers.gateway.sessions.finished_sample import Chooser, finished_sample, leave_out
 from rollq.workers.gateway.sessions.outcomes import Outcome, rewards_of_calls
 from rollq.workers.gateway.sessions.repeated_calls import Caller, RepeatedCalls
+from rollq.workers.gateway.sessions.trained_segments import token_rewards
 from rollq.workers.judging.token_rewards import with_token_rewards
 
 SETTLE_S: Final = 5.0
@@ -60,7 +61,7 @@ class Session:
         self._rollout = rollout
         self._limits = limits
         self._chosen = chosen
-        self._calls = RepeatedCalls(limits.repeat_s, self.answering.tree.is_answered)
+        self._calls = RepeatedCalls(limits.repeat_s, self.answering.tree.answered.is_answered)
         self._places = asyncio.Semaphore(limits.parallel_calls)
         self._running = self._unfinished = 0
         self._turns: Mapping[int, float] | None = None  # the rewards of calls, by their numbers
@@ -74,7 +75,7 @@ class Session:
         self.used_s = time.monotonic()
         if self.is_over:
             raise session_over()
-        return self._calls.ask(self.answering.tree.locate(call), caller, self._begin)
+        return self._calls.ask(self.answering.tree.answered.locate(call), caller, self._begin)
 
     def lose(self) -> None:
         """Note that a caller may have lost its connection."""
@@ -110,7 +111,7 @@ class Session:
         return self._running > 0
 
     def _begin(self, located: Located, times: int) -> "asyncio.Task[Answer]":
-        if len(self.answering.tree.nodes) + self._running >= self._limits.max_calls:
+        if len(self.answering.tree.answered.nodes) + self._running >= self._limits.max_calls:
             raise CallRefused(f"this session has made its {self._limits.max_calls} calls", code="too_many_calls")
         answering = asyncio.create_task(self._answer(located, times))
         answering.add_done_callback(self._ended)
@@ -134,7 +135,7 @@ class Session:
         try:
             if self.is_over:
                 raise session_over()
-            made = sum(node.tokens for node in self.answering.tree.nodes)
+            made = sum(node.tokens for node in self.answering.tree.answered.nodes)
             if 0 < self._limits.max_made_tokens <= made:
                 raise CallRefused(
                     f"this session has made {made} tokens, the most that it may make", code="too_many_tokens"
@@ -172,8 +173,8 @@ class Session:
 
     def sample(self, *, extra: Mapping[str, Any]) -> Sample:
         """The finished sample: the segments of all calls that are trained."""
-        answering = self.answering
-        leave_out(answering.tree, self._seen(), self._chosen)
+        answering, nodes = self.answering, self.answering.tree.answered.nodes
+        leave_out(nodes, self._seen(), self._chosen)
         counts = {
             "replayed_calls": answering.replayed,
             "dropped_records": answering.recorded - answering.replayed,
@@ -184,9 +185,9 @@ class Session:
         }
         given = {"program": dict(self.outcome.extra), **counts, "ignored": dict(answering.ignored)}
         facts = {**extra, **filled(given)}
-        made = finished_sample(answering.tree, self._rollout, facts)
+        made = finished_sample(nodes, self._rollout, facts)
         if self._turns is not None and made.segments and not self._rollout.evaluation:
-            made = with_token_rewards(made, answering.tree.token_rewards(self._turns))
+            made = with_token_rewards(made, token_rewards(nodes, self._turns))
         if self.outcome.truncated and made.segments:
             made = replace(made, finish_reason=FinishReason.LENGTH)
         reward, parts = self.outcome.reward, dict(self.outcome.parts)
