@@ -32,7 +32,8 @@ from rollq.workers.engines.host import freeze_heap
 from rollq.workers.engines.protocol import Completion, Request, Sampling
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import Gateway
-from rollq.workers.gateway.sessions.session import Session, SessionLimits
+from rollq.workers.gateway.sessions.asked_calls import SessionLimits
+from rollq.workers.gateway.sessions.session import Session
 from rollq.workers.groups.leases import HeldLease
 from rollq.workers.groups.salvage import Salvage
 from rollq.workers.settings import GatewaySettings

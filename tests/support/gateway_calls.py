@@ -11,7 +11,8 @@ from rollq.buffer.wire.parts import decode_parts, encode_part, rest_of
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.conversation import Message
 from rollq.workers.gateway.calls import Answer, Call
-from rollq.workers.gateway.sessions.session import Session, SessionLimits
+from rollq.workers.gateway.sessions.asked_calls import SessionLimits
+from rollq.workers.gateway.sessions.session import Session
 from support.chat_engine import Model, rollout
 from support.waiting import PATIENCE_S
 
@@ -67,10 +68,15 @@ def as_message(answer: Answer) -> Message:
     return message
 
 
+def ask(session: Session, call: Call, connection: Connection) -> asyncio.Task[Answer]:
+    """Ask a session for the answer to a call."""
+    return session.calls.ask(session.tree.answered.locate(call), connection)
+
+
 async def serve(session: Session, call: Call) -> Answer:
     """The answer to a call, whose last byte has reached its client."""
     connection = Connection()
-    answer = await session.ask(call, connection)
+    answer = await ask(session, call, connection)
     connection.is_served = True
     return answer
 

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import Gateway
-from rollq.workers.gateway.sessions.session import SessionLimits
+from rollq.workers.gateway.sessions.asked_calls import SessionLimits
 from rollq.workers.settings import GatewaySettings
 from support.chat_engine import Model, chat_tokenizer
 from support.gateway_calls import make_session

@@ -60,7 +60,7 @@ async def served(session: Session, settings: GatewaySettings | None = None) -> A
 
 
 def offer_of(session: Session, token: str, task: str = "math") -> Offer:
-    return Offer(task, {"token": token}, lambda: session.is_over, session.close)
+    return Offer(task, {"token": token}, lambda: session.calls.is_over, session.close)
 
 
 def with_served(model: Model, use: Callable[[Served], Awaitable[None]], **settings: Any) -> None:

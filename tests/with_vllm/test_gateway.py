@@ -21,7 +21,8 @@ from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Sampling
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import Gateway
-from rollq.workers.gateway.sessions.session import Session, SessionLimits
+from rollq.workers.gateway.sessions.asked_calls import SessionLimits
+from rollq.workers.gateway.sessions.session import Session
 from rollq.workers.settings import GatewaySettings
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import FORGETFUL, PLAIN, chat_tokenizer

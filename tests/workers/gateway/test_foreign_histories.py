@@ -235,7 +235,7 @@ def test_a_call_is_recognised_with_all_of_its_digits_or_as_javascript_rounds_it(
         assert answer.calls[0].raw_arguments == arguments
         body["messages"] = [opening, calling(sent), result("42")]
         run(partial(serve, session, chat.parse(body, {})))
-        assert (session.answering.tree.answered.nodes[1].parent is not None) is is_known
+        assert (session.tree.answered.nodes[1].parent is not None) is is_known
 
 
 @pytest.mark.parametrize("name", ["Qwen2.5", "Qwen3-Coder", "GLM-4.5", "Llama 3.2", "DeepSeek-V3.1", "GPT-OSS"])

@@ -17,8 +17,9 @@ from rollq.workers.gateway import replies
 from rollq.workers.gateway.harnesses.remote import outside_loop
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import KEY_VARIABLE, Gateway
+from rollq.workers.gateway.sessions.asked_calls import SessionLimits
 from rollq.workers.gateway.sessions.outcomes import Outcome
-from rollq.workers.gateway.sessions.session import Session, SessionLimits
+from rollq.workers.gateway.sessions.session import Session
 from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.settings import GatewaySettings
 from rollq.workers.tokenizers.hugging_face import HfTokenizer

@@ -44,7 +44,7 @@ async def asking() -> AsyncIterator[Served]:
 
 def offer(stack: ExitStack, gateway: Gateway, tokenizer: HfTokenizer, task: str, name: str) -> Offer:
     session = make_session(Model(tokenizer, []))
-    made = Offer(task, {"name": name}, lambda: session.is_over, session.close)
+    made = Offer(task, {"name": name}, lambda: session.calls.is_over, session.close)
     stack.enter_context(gateway.offers.offering(made))
     return made
 

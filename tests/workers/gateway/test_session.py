@@ -14,11 +14,10 @@ from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus
 from rollq.workers.agents.conversation import Message
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.gateway.calls import CONTEXT_FULL, Call, CallRefused
-from rollq.workers.gateway.sessions import answered_calls, call_nodes, repeated_calls
-from rollq.workers.gateway.sessions import session as session_module
+from rollq.workers.gateway.sessions import answered_calls, asked_calls, call_nodes
+from rollq.workers.gateway.sessions.asked_calls import SessionLimits
 from rollq.workers.gateway.sessions.outcomes import Outcome
 from rollq.workers.gateway.sessions.request_digest import after_message
-from rollq.workers.gateway.sessions.session import SessionLimits
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import FORGETFUL, Model, call, chat_tokenizer
 from support.gateway_calls import (
@@ -27,6 +26,7 @@ from support.gateway_calls import (
     Connection,
     as_message,
     as_stored,
+    ask,
     make_session,
     run,
     serve,
@@ -216,7 +216,7 @@ def test_a_repeated_call_waits_for_the_one_under_way(tokenizer: HfTokenizer, mar
     async def use() -> None:
         session, model = with_repeats(tokenizer)
         lost = Connection()
-        session.ask(REQUEST, lost)
+        ask(session, REQUEST, lost)
         await asyncio.sleep(0)
         lost.is_lost = not marked
         repeated = replace(REQUEST, repeats=int(marked), stream=streams)
@@ -235,7 +235,7 @@ def test_an_answer_whose_stream_broke_is_given_again(tokenizer: HfTokenizer) -> 
         session, model = with_repeats(tokenizer)
         model.go.set()
         broken = Connection()
-        assert (await session.ask(REQUEST, broken)).content == "answer 0"
+        assert (await ask(session, REQUEST, broken)).content == "answer 0"
         broken.is_lost = True
         assert (await serve(session, REQUEST)).content == "answer 0"
         assert (await serve(session, REQUEST)).content == "answer 1"  # that one was seen: this is a new call
@@ -260,11 +260,11 @@ def test_a_repeat_of_a_call_that_is_being_given_up_is_a_new_call(tokenizer: HfTo
         model = Slow(tokenizer)
         session.answering.rollout = replace(session.answering.rollout, generate=model.generate)
         lost = Connection()
-        asking = session.ask(REQUEST, lost)
+        asking = ask(session, REQUEST, lost)
         while not model.asked:
             await asyncio.sleep(0)
         lost.is_lost = True
-        session.lose()
+        session.calls.note_lost()
         await asyncio.sleep(0.01)
         model.go.set()
         assert (await serve(session, replace(REQUEST, repeats=1))).content == "answer 0"
@@ -276,7 +276,7 @@ def test_a_repeat_of_a_call_that_is_being_given_up_is_a_new_call(tokenizer: HfTo
 
 
 def test_a_client_that_came_back_is_expected_no_more(tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "PLACE_S", 0.0)
+    monkeypatch.setattr(asked_calls, "PLACE_S", 0.0)
 
     async def use() -> None:
         session, model = with_repeats(tokenizer, limits=SessionLimits(parallel_calls=1))
@@ -285,11 +285,11 @@ def test_a_client_that_came_back_is_expected_no_more(tokenizer: HfTokenizer, mon
         while not model.asked:
             await asyncio.sleep(0)
         with pytest.raises(CallRefused):
-            await session.ask(REQUEST, Connection())
+            await ask(session, REQUEST, Connection())
         model.go.set()
         await running
-        assert (await session.ask(REQUEST, Connection())).content == "answer 1"
-        assert (await session.ask(replace(REQUEST, repeats=1), Connection())).content == "answer 1"
+        assert (await ask(session, REQUEST, Connection())).content == "answer 1"
+        assert (await ask(session, replace(REQUEST, repeats=1), Connection())).content == "answer 1"
 
     run(use)
 
@@ -481,7 +481,7 @@ def test_a_limit_refuses_the_next_call(
 def test_a_call_that_has_waited_long_for_its_turn_is_told_to_come_again(
     tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "PLACE_S", 0.0)
+    monkeypatch.setattr(asked_calls, "PLACE_S", 0.0)
 
     async def use() -> None:
         session, model = with_repeats(tokenizer, limits=SessionLimits(parallel_calls=1))
@@ -506,11 +506,11 @@ def test_a_burst_of_calls_waits_its_turn(tokenizer: HfTokenizer) -> None:
             await serve(session, replace(REQUEST, max_tokens=100))
         assert refused.value.code == "too_many_calls"
         assert model.asked == 2
-        assert session.is_busy
+        assert session.calls.is_busy
         model.go.set()
         answers = await asyncio.gather(*asking)
         assert [answer.content for answer in answers] == [f"answer {n}" for n in range(6)]
-        assert not session.is_busy
+        assert not session.calls.is_busy
 
     run(use)
 
@@ -688,7 +688,7 @@ def test_what_would_occupy_the_worker_is_refused_at_once(tokenizer: HfTokenizer,
     session = make_session(Model(tokenizer, []))
     with pytest.raises(CallRefused, match=words):
         run(lambda: serve(session, given))
-    assert not session.answering.tree._continuing
+    assert not session.tree._continuing
 
 
 def test_a_segment_without_room_for_a_token_is_refused_with_its_limit(tokenizer: HfTokenizer) -> None:
@@ -781,7 +781,7 @@ def test_no_call_has_the_number_of_a_recorded_one(tokenizer: HfTokenizer) -> Non
 def test_a_call_that_was_told_to_come_again_is_no_repeat(
     tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "PLACE_S", 0.0)
+    monkeypatch.setattr(asked_calls, "PLACE_S", 0.0)
 
     async def use() -> None:
         session, model = with_repeats(tokenizer, limits=SessionLimits(parallel_calls=1))
@@ -804,7 +804,7 @@ def test_a_call_that_is_stopped_while_it_is_tokenised_leaves_no_trace(tokenizer:
         client = Client(session)
         await client.say("Really?")
         large = Call(model="m", messages=(*client.messages, {"role": "user", "content": "x" * 200_000}))
-        asking = asyncio.ensure_future(session.answering.answer(session.answering.tree.answered.locate(large), 0))
+        asking = ask(session, large, Connection())
         await asyncio.sleep(0)
         asking.cancel()
         await asyncio.wait([asking])
@@ -879,8 +879,8 @@ def test_an_earlier_answer_can_be_continued_after_a_later_one(tokenizer: HfToken
 def test_a_client_that_was_told_to_come_again_and_never_does_is_forgotten(
     tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repeated_calls, "RETURN_S", 0.0)
-    monkeypatch.setattr(session_module, "PLACE_S", 0.0)
+    monkeypatch.setattr(asked_calls, "RETURN_S", 0.0)
+    monkeypatch.setattr(asked_calls, "PLACE_S", 0.0)
 
     async def use() -> None:
         session, model = with_repeats(tokenizer, limits=SessionLimits(parallel_calls=1))
@@ -913,12 +913,12 @@ def test_a_call_that_nobody_waits_for_has_one_clock_which_a_repeat_stops(
         monkeypatch.setattr(loop, "call_later", noted)
         for _ in range(3):
             caller = Connection()
-            session.ask(REQUEST, caller)
+            ask(session, REQUEST, caller)
             await asyncio.sleep(0)
             assert all(clock.cancelled() for clock in clocks)
             caller.is_lost = True
             for _ in range(3):
-                session.lose()
+                session.calls.note_lost()
         assert [clock.cancelled() for clock in clocks] == [True, True, False]
         await session.stop()
 
@@ -939,10 +939,10 @@ def test_a_call_whose_client_is_lost_while_it_is_recorded_is_answered(tokenizer:
         session.answering.rollout = replace(session.answering.rollout, record=record)
         model.go.set()
         caller = Connection()
-        asking = session.ask(REQUEST, caller)
+        asking = ask(session, REQUEST, caller)
         await begun.wait()
         caller.is_lost = True
-        session.lose()
+        session.calls.note_lost()
         await asyncio.sleep(0.01)
         go.set()
         await asyncio.wait([asking])
@@ -971,7 +971,7 @@ def test_the_conversation_of_an_earlier_answer_stays_as_it_was(tokenizer: HfToke
         client, then = Client(session), []
         for number in range(3):
             await client.say(str(number))
-            then.append(facts(session.answering.tree.answered.nodes[-1]))
-        assert [facts(node) for node in session.answering.tree.answered.nodes] == then
+            then.append(facts(session.tree.answered.nodes[-1]))
+        assert [facts(node) for node in session.tree.answered.nodes] == then
 
     run(work)

@@ -94,7 +94,7 @@ class Server:
 
     def _models(self, path: str, session: Session) -> web.Response:
         """The list of models, or the model that `path` names."""
-        most_tokens = session.answering.most_prompt_tokens
+        most_tokens = session.tree.most_prompt_tokens
         if path == "/models":
             return _json(model_list(MODEL, self._started_s, most_tokens))
         return _json(model(path.removeprefix("/models/"), self._started_s, most_tokens))
@@ -127,7 +127,7 @@ class Server:
             raise _nothing_here(request, path)
         call = protocol.parse(body, {name.lower(): value for name, value in request.headers.items()})
         if path == COUNT_PATH:
-            return _json(messages.token_count(await session.answering.count_tokens(call)))
+            return _json(messages.token_count(await session.tree.count_tokens(session.tree.answered.locate(call))))
         self._note_ignored(call)
         return await reply(request, session, protocol, call, body)
 

@@ -41,7 +41,7 @@ async def reply(
 ) -> web.StreamResponse:
     """Ask the session for the answer to a call, and send it. Raises `CallRefused` before the first byte is sent."""
     connection = Connection(request)
-    asking = session.ask(call, connection)
+    asking = session.calls.ask(session.tree.answered.locate(call), connection)
     try:
         if call.stream:
             return await _stream(request, asking, connection, protocol, call, body)
@@ -58,7 +58,7 @@ async def reply(
         return web.Response(status=400)  # the client is gone
     finally:
         if not connection.is_served:
-            session.lose()
+            session.calls.note_lost()
 
 
 async def _stream(

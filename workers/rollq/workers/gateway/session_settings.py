@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from rollq.buffer.rules.settings import Settings
-from rollq.workers.gateway.sessions.session import SessionLimits
+from rollq.workers.gateway.sessions.asked_calls import SessionLimits
 
 
 class SessionSettings(Settings):

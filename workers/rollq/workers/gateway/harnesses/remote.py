@@ -78,7 +78,7 @@ class Outside:
                     "reward_token": reward_token,
                     "deadline_s": self.settings.session_timeout_s,
                 }
-                offer = Offer(rollout.task, facts, lambda: session.is_over, session.close)
+                offer = Offer(rollout.task, facts, lambda: session.calls.is_over, session.close)
                 with self.offers.offering(offer):
                     await _until(offer.taken, rollout, session.closed.is_set)
                 ended = await self._until_closed(rollout, session)
@@ -103,9 +103,9 @@ class Outside:
                 return "closed"
             if monotonic() - begun_s >= limits.session_timeout_s:
                 return "timeout"
-            if session.used_s is None:
+            if session.calls.used_s is None:
                 return "starting" if monotonic() - begun_s >= limits.starting_s else ""
-            is_idle = not session.is_busy and monotonic() - session.used_s >= limits.idle_s
+            is_idle = not session.calls.is_busy and monotonic() - session.calls.used_s >= limits.idle_s
             return "idle" if is_idle else ""
 
         await _until(session.closed, rollout, lambda: bool(ended()))

@@ -55,10 +55,6 @@ class AnsweredCalls:
         self.nodes.append(node)
         self._by_history.setdefault(node.history, []).append(node)
 
-    def is_answered(self, begun: int) -> bool:
-        """Whether the call that was located at this count has an answer."""
-        return any(node.begun == begun for node in self.nodes)
-
     def count(self) -> int:
         """The count of the next event: a call is located or answered."""
         self._events += 1

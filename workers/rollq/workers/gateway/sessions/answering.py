@@ -1,11 +1,10 @@
-"""Answers the calls of a session. A call is placed, then generated or taken from the record, then parsed and recorded.
+"""Answers the placed calls of a session. An answer is generated or taken from the record, then parsed and recorded.
 
 Invariant: an answer is recorded in the buffer before it is returned, so the next attempt knows all answers that a
 harness has seen. The next attempt answers the same requests from the record, and samples answers only for other
 requests.
 """
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -22,23 +21,16 @@ from rollq.workers.agents.segments import continued, rest_of, spent
 from rollq.workers.agents.stop_strings import first_among
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.agents.turns import ChatFormat, Turn
-from rollq.workers.engines.protocol import Completion, ContextFull, EngineDead, Request, Sampling
-from rollq.workers.gateway.calls import CONTEXT_FULL, Answer, Call, CallRefused, call_id, context_full, session_over
-from rollq.workers.gateway.protocols.fields import label
-from rollq.workers.gateway.sessions.answered_calls import AnsweredCalls
-from rollq.workers.gateway.sessions.call_nodes import Located, Node, Placement
+from rollq.workers.engines.protocol import Completion, ContextFull, EngineDead, Request, Sampling, Tokenizer
+from rollq.workers.gateway.calls import CONTEXT_FULL, Answer, CallRefused, call_id, context_full, session_over
+from rollq.workers.gateway.sessions.call_nodes import Placement
 from rollq.workers.gateway.sessions.call_records import RecordedCall
 from rollq.workers.gateway.sessions.call_tree import CallTree
 from rollq.workers.gateway.sessions.request_digest import shown_calls, shown_content
 
-MOST_BYTES: Final = 128
-"""The most bytes of a token. A request with more bytes than this per allowed token is refused without tokenisation."""
 MOST_IGNORED: Final = 32
 """The most names of ignored parts that a sample keeps. An agent may send any number."""
 OTHERS: Final = "others"
-THREAD_BYTES: Final = 8000
-"""A larger request is rendered and tokenised in a thread, since a template that rewrites the history makes all of it be
-tokenised again."""
 
 
 class Answering:
@@ -47,15 +39,16 @@ class Answering:
     call, which rollq does not enforce. `guided` counts calls whose answer follows a schema. `ignored` counts calls that
     have a part without effect, by the name of the part."""
 
-    def __init__(self, rollout: Rollout, chat_format: ChatFormat) -> None:
-        """Raises `CorruptFrame` for records that cannot be read."""
-        self.tree = CallTree(rollout.tokenizer, chat_format.verbatim, AnsweredCalls(rollout.tokenizer))
+    def __init__(self, rollout: Rollout, chat_format: ChatFormat, tree: CallTree) -> None:
+        """The answers are added to `tree`. Raises `CorruptFrame` for records that cannot be read."""
         self.rollout = rollout
         self.failure: BaseException | None = None
         self.tools: tuple[Message, ...] = ()
         self.replayed = self.forced = self.guided = 0
         self.ignored: Counter[str] = Counter()
+        self._tree = tree
         self._format = chat_format
+        self._recording: set[int] = set()  # the counts at which these calls were located
         self._log: list[Segment] = list(rollout.previous.segments)
         self._replay: dict[bytes, list[RecordedCall]] = {}
         self.recorded = self._next_number = 0
@@ -65,53 +58,39 @@ class Answering:
                 self.recorded += 1
                 self._next_number = max(self._next_number, record.number + 1)
 
-    @property
-    def most_prompt_tokens(self) -> int:
-        """The longest history that leaves room for a token."""
-        return self.rollout.max_prompt_tokens + self.rollout.sampling.max_tokens - 1
-
-    async def count_tokens(self, call: Call) -> int:
-        """The number of tokens in a call's prompt. Raises `CallRefused`."""
-        placement = await self._place(self.tree.answered.locate(call))
-        self.tree.give_up(placement)
-        return len(placement.context)
-
     def so_far(self) -> Sample:
         """The calls so far, for the next attempt."""
         return replace(finish(self.rollout, self._log, FinishReason.ABORT, ""), session_id=self.rollout.session)
 
-    async def answer(self, located: Located, times: int) -> Answer:
-        """The answer to a call that was asked `times` times before.
+    async def answer(self, placement: Placement, times: int) -> Answer:
+        """The answer to a placed call that was asked `times` times before.
 
         Raises `CallRefused`; if the session cannot continue, `failure` then says why.
         """
-        call = located.call
-        placement = await self._place(located)
+        located, call = placement.located, placement.located.call
         try:
             room = self._room(placement)
-            record = self._recorded_answer(placement)
-            if record is None:
-                completion = await self._generate(placement, room, times)
-                number, created_s = self._next_number, int(time.time())
-                self._next_number += 1
-            else:
-                completion, number, created_s = record.completion, record.number, record.created_s
-            turn, stop_text = await self._read(placement, completion)
-            turn = with_call_ids(turn, number)
+            recorded = self._recorded_answer(placement)
+            made = recorded or await self._made(placement, room, times)
+            turn, stop_text = await self._read(placement, made.completion)
+            turn = with_call_ids(turn, made.number)
+            answer = answer_of(made, turn, stop_text, len(placement.context), self.rollout.tokenizer)
+            if recorded is None:
+                await self._record(made, located.begun)
         except BaseException:
-            self.tree.give_up(placement)
+            self._tree.give_up(placement)
             raise
-        node = self.tree.add(placement, completion, turn, number=number, stop_text=stop_text, end_ids=self._end_ids)
+        self.replayed += recorded is not None
         self.tools = self.tools or call.tools
         self.forced += call.tool_choice == "required"
         self.guided += call.schema is not None
         self._count_ignored(call.ignored)
-        answer = answer_of(node, completion, len(placement.context), self.rollout, created_s)
-        if record is None:
-            await self._record(RecordedCall(number, located.digest, placement.delta, completion, created_s))
-        else:
-            self.replayed += 1
+        self._tree.add(placement, made.completion, turn, number=made.number, stop_text=stop_text, end_ids=self._end_ids)
         return answer
+
+    def is_recording(self, begun: int) -> bool:
+        """Whether the call that was located at this count has its answer, which is being recorded."""
+        return begun in self._recording
 
     def _count_ignored(self, names: Iterable[str]) -> None:
         """Count the names of a call. Beyond `MOST_IGNORED` names, new names count as others."""
@@ -119,36 +98,11 @@ class Answering:
             known = name in self.ignored or len(self.ignored) < MOST_IGNORED
             self.ignored[name if known else OTHERS] += 1
 
-    async def _place(self, located: Located) -> Placement:
-        self._check_template_options(located.call)
-        most, size = self.most_prompt_tokens + 1, located.size
-        least = max(size // MOST_BYTES, len(located.call.ids or ()))
-        if least > most:  # would take a minute to tokenise
-            raise context_full(least, most)
-        try:
-            if size > THREAD_BYTES:
-                rendered = await asyncio.to_thread(self.tree.render, located)
-            else:
-                rendered = self.tree.render(located)
-        except Exception as error:  # a template may raise any exception
-            raise CallRefused(f"the model's chat template does not accept these messages: {error}") from error
-        return self.tree.place(rendered)
-
-    def _check_template_options(self, call: Call) -> None:
-        """Raise `CallRefused` if options of the chat template differ from the task's: a session has one rendering."""
-        own, missing = self.rollout.tokenizer.template_options, object()
-        for name, value in call.template_options.items():
-            if own.get(name, missing) != value:
-                raise CallRefused(
-                    f"chat_template_kwargs: {label(name)} is not what the task has; set rows.template_options of the "
-                    "task instead"
-                )
-
     def _room(self, placement: Placement) -> int:
         """How many tokens the answer may have. Raises `CallRefused` if there is no room."""
         rollout, conversation, call = self.rollout, placement.conversation, placement.located.call
         context, max_tokens = len(placement.context), rollout.sampling.max_tokens
-        most = self.most_prompt_tokens
+        most = self._tree.most_prompt_tokens
         if placement.is_opening:
             most = rollout.max_prompt_tokens
         elif conversation.segment is not None:
@@ -171,8 +125,8 @@ class Answering:
     def _end_ids(self) -> frozenset[int]:
         return self.rollout.sampling.end_ids(self.rollout.tokenizer.eos_ids)
 
-    async def _generate(self, placement: Placement, room: int, times: int) -> Completion:
-        """The model's answer."""
+    async def _made(self, placement: Placement, room: int, times: int) -> RecordedCall:
+        """The call with the model's answer, to be recorded."""
         rollout, located = self.rollout, placement.located
         sampling = replace(
             rollout.sampling,
@@ -187,7 +141,10 @@ class Answering:
         if reason is FinishReason.ERROR or not len(segment.response_ids):
             raise CallRefused("the model gave no answer", status=503, code="no_answer", retry_after_s=1)
         arrays = {name: np.asarray(array) for name, array in segment.arrays.items()}
-        return Completion(segment.response_ids, segment.logprobs, segment.versions, reason, arrays)
+        completion = Completion(segment.response_ids, segment.logprobs, segment.versions, reason, arrays)
+        number = self._next_number
+        self._next_number += 1
+        return RecordedCall(number, located.digest, placement.delta, completion, int(time.time()))
 
     async def _ended(self, request: Request) -> tuple[Segment, FinishReason]:
         """The answer to a request, continued after each interruption, unless the group is being stopped."""
@@ -229,39 +186,41 @@ class Answering:
         tools = call.tools if call.tool_choice != "none" else ()
         return await self._format.parse(tokenizer, text, ids, tools, prompt), stop_text
 
-    async def _record(self, record: RecordedCall) -> None:
+    async def _record(self, made: RecordedCall, begun: int) -> None:
         """Keep a call in the buffer. Raises `CallRefused` if it cannot be kept: then its answer must not be seen."""
-        self._log.append(record.segment)
+        self._log.append(made.segment)
         if self.rollout.record is None:
             return
         failure: Exception = RuntimeError("a call was not recorded: the lease is lost")
+        self._recording.add(begun)
         try:
             if await self.rollout.record(self.so_far()):
                 return
         except Exception as error:  # noqa: BLE001 - the server would take a `ConnectionError` for a client that left
             failure = error
+        finally:
+            self._recording.discard(begun)
         if not self.rollout.is_stopped():  # otherwise the next attempt gets this call with the others
             self.failure = self.failure or failure
         raise session_over()
 
 
-def answer_of(node: Node, completion: Completion, prompt_tokens: int, rollout: Rollout, created_s: int) -> Answer:
+def answer_of(
+    made: RecordedCall, turn: Turn, stop_text: str | None, prompt_tokens: int, tokenizer: Tokenizer
+) -> Answer:
     """The answer for the harness."""
-    turn = node.turn
-    calls = tuple(shown_calls(turn))
-    reasoning_tokens = len(rollout.tokenizer.encode(turn.reasoning)) if turn.reasoning else 0
-    reason = completion.finish_reason
+    calls, reason = tuple(shown_calls(turn)), made.completion.finish_reason
     return Answer(
-        number=node.number,
-        content=shown_content(turn, node.stop_text),
+        number=made.number,
+        content=shown_content(turn, stop_text),
         reasoning=turn.reasoning,
         calls=calls,
         finish_reason=FinishReason.TOOL_CALLS if calls and reason is FinishReason.STOP else reason,
-        stop_text=node.stop_text,
+        stop_text=stop_text,
         prompt_tokens=prompt_tokens,
-        response_tokens=len(completion.ids),
-        reasoning_tokens=reasoning_tokens,
-        created_s=created_s,
+        response_tokens=len(made.completion.ids),
+        reasoning_tokens=len(tokenizer.encode(turn.reasoning)) if turn.reasoning else 0,
+        created_s=made.created_s,
     )
 
 

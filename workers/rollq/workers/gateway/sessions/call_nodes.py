@@ -1,4 +1,4 @@
-"""The values of a tree of calls: a call after it is located, rendered and placed, and a node with its answer. Pure."""
+"""The values of a tree of calls: a call after it is located and placed, and a node with its answer. Pure."""
 
 from dataclasses import dataclass
 
@@ -75,20 +75,9 @@ class Located:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rendered:
-    """The tokens of a `located` call. The model continues the `conversation`, which extends the parent's tokens or
-    starts a new segment."""
-
-    located: Located
-    conversation: Conversation
-    extends_parent: bool
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """The place of a call. The model continues `context` int32 [P], all tokens of
-    the `conversation`; `delta` int32 [D] are the tokens after the parent's segment, or all tokens in a new segment.
-    """
+    """The place of a call. The model continues `context` int32 [P], all tokens of the `conversation`; `delta` int32 [D]
+    are the tokens after the parent's segment, or all tokens in a new segment."""
 
     located: Located
     conversation: Conversation

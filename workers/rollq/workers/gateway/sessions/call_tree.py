@@ -5,41 +5,73 @@ shared tokens: every token gets credit once. If the chat template or the client 
 begins too.
 """
 
-from dataclasses import dataclass, field
+import asyncio
+from typing import Final
 
 from rollq.workers.agents.conversation import Conversation, Message
+from rollq.workers.agents.loops import Rollout
 from rollq.workers.agents.turns import Turn, forms, verbatim_message
-from rollq.workers.engines.protocol import Completion, Tokenizer
-from rollq.workers.gateway.calls import Call, call_id
+from rollq.workers.engines.protocol import Completion
+from rollq.workers.gateway.calls import Call, CallRefused, call_id, context_full
+from rollq.workers.gateway.protocols.fields import label
 from rollq.workers.gateway.sessions.answered_calls import AnsweredCalls
-from rollq.workers.gateway.sessions.call_nodes import Located, Node, Placement, Rendered, Stretch
+from rollq.workers.gateway.sessions.call_nodes import Located, Node, Placement, Stretch
+
+MOST_BYTES: Final = 128
+"""The most bytes of a token. A request with more bytes than this per allowed token is refused without tokenisation."""
+THREAD_BYTES: Final = 8000
+"""A larger request is rendered and tokenised in a thread, since a template that rewrites the history makes all of it be
+tokenised again."""
 
 
-@dataclass(slots=True)
 class CallTree:
-    """The calls of a session as a tree; `answered` has those with an answer. `verbatim` says whether conversations keep
-    turns as their text (see `ChatFormat`)."""
+    """The calls of a session as a tree. `answered` has the calls with an answer."""
 
-    tokenizer: Tokenizer
-    verbatim: bool
-    answered: AnsweredCalls
-    _tips: dict[int, Node] = field(default_factory=dict)  # the last node of each thread
-    _continuing: dict[int, Placement] = field(default_factory=dict)  # running calls, by thread
-    _threads: int = 0
+    def __init__(self, rollout: Rollout, *, verbatim: bool) -> None:
+        """`verbatim` says whether conversations keep turns as their text (see `ChatFormat`). `most_prompt_tokens` is
+        the length of the longest history that leaves room for a token."""
+        self.answered = AnsweredCalls(rollout.tokenizer)
+        self.most_prompt_tokens = rollout.max_prompt_tokens + rollout.sampling.max_tokens - 1
+        self._tokenizer = rollout.tokenizer
+        self._verbatim = verbatim
+        self._tips: dict[int, Node] = {}  # the last node of each thread
+        self._continuing: dict[int, Placement] = {}  # running calls, by thread
+        self._threads = 0
 
-    def render(self, located: Located) -> Rendered:
-        """Render and tokenise a call. Changes nothing, and so may run in a thread.
+    async def place(self, located: Located) -> Placement:
+        """Render and tokenise a call, and find its place. The caller must then call `add` or `give_up`.
 
-        Raises the chat template's error for messages that it does not accept.
+        Raises `CallRefused` for a call that is too long, and for messages or options that are not the chat template's.
         """
-        return Rendered(located, *self._continued(located))
+        self._check_template_options(located.call)
+        most, size = self.most_prompt_tokens + 1, located.size
+        least = max(size // MOST_BYTES, len(located.call.ids or ()))
+        if least > most:  # would take a minute to tokenise
+            raise context_full(least, most)
+        try:
+            if size > THREAD_BYTES:
+                conversation, extends_parent = await asyncio.to_thread(self._continued, located)
+            else:
+                conversation, extends_parent = self._continued(located)
+        except Exception as error:  # a template may raise any exception
+            raise CallRefused(f"the model's chat template does not accept these messages: {error}") from error
+        return self._placed(located, conversation, extends_parent=extends_parent)
 
-    def place(self, rendered: Rendered) -> Placement:
-        """Find the place of a call. The caller must then call `add` or `give_up`."""
-        located, conversation = rendered.located, rendered.conversation
+    def _check_template_options(self, call: Call) -> None:
+        """Raise `CallRefused` if options of the chat template differ from the task's: a session has one rendering."""
+        own, missing = self._tokenizer.template_options, object()
+        for name, value in call.template_options.items():
+            if own.get(name, missing) != value:
+                raise CallRefused(
+                    f"chat_template_kwargs: {label(name)} is not what the task has; set rows.template_options of the "
+                    "task instead"
+                )
+
+    def _placed(self, located: Located, conversation: Conversation, *, extends_parent: bool) -> Placement:
+        """The place of a rendered call, which is now running."""
         parent = located.parent
-        is_first = rendered.extends_parent and parent is not None and self._is_free(parent)
-        if rendered.extends_parent and not is_first:
+        is_first = extends_parent and parent is not None and self._is_free(parent)
+        if extends_parent and not is_first:
             conversation = conversation.branched()
         context = conversation.context
         thread, delta = self._new_thread(), context
@@ -48,6 +80,12 @@ class CallTree:
         placement = Placement(located, conversation, context, delta, thread)
         self._continuing[thread] = placement
         return placement
+
+    async def count_tokens(self, located: Located) -> int:
+        """The number of tokens in a call's prompt. Raises `CallRefused`."""
+        placement = await self.place(located)
+        self.give_up(placement)
+        return len(placement.context)
 
     def give_up(self, placement: Placement) -> None:
         """Forget a call that gets no answer."""
@@ -63,13 +101,13 @@ class CallTree:
         number: int,
         stop_text: str | None,
         end_ids: frozenset[int],
-    ) -> Node:
+    ) -> None:
         """Add the answer to a placed call. Raises `ValueError` for tokens that logprobs or versions do not cover."""
         self.give_up(placement)
         before, located = placement.conversation, placement.located
         conversation = before.after_model(completion, end_ids)
         if located.messages:
-            messages = (verbatim_message(turn),) if self.verbatim else forms(turn, self.tokenizer)
+            messages = (verbatim_message(turn),) if self._verbatim else forms(turn, self._tokenizer)
             conversation = conversation.with_forms(messages)
         if before.segment is None or located.parent is None:
             stretch = Stretch(conversation)
@@ -97,29 +135,29 @@ class CallTree:
             located.parent.children += 1
         self.answered.add(node)
         self._tips[node.thread] = node
-        return node
 
     def _continued(self, located: Located) -> tuple[Conversation, bool]:
-        """The conversation that the model continues, and whether it extends the parent's tokens."""
+        """The conversation that the model continues, and whether it extends the parent's tokens. Changes nothing, and
+        so may run in a thread."""
         call, parent = located.call, located.parent
         if not located.messages:
             return self._continued_text(call, parent)
         if parent is None:
-            return Conversation.begin(self.tokenizer, located.rest, located.tools), False
+            return Conversation.begin(self._tokenizer, located.rest, located.tools), False
         before, rest = parent.conversation, [_with_model_ids(message, parent) for message in located.rest]
         if located.tools != parent.tools:
-            return Conversation.begin(self.tokenizer, (*before.preferred, *rest), located.tools), False
+            return Conversation.begin(self._tokenizer, (*before.preferred, *rest), located.tools), False
         after = before.after_environment(rest)
         return after, after.segment is not None
 
     def _continued_text(self, call: Call, parent: Node | None) -> tuple[Conversation, bool]:
         if parent is None:
-            text = self.tokenizer.decode(list(call.ids), special=True) if call.ids is not None else call.text or ""
-            return Conversation.begin_with(self.tokenizer, text, call.ids), False
+            text = self._tokenizer.decode(list(call.ids), special=True) if call.ids is not None else call.text or ""
+            return Conversation.begin_with(self._tokenizer, text, call.ids), False
         before = parent.conversation
         if call.ids is not None:
             rest = list(call.ids[len(before.context) :])
-            return before.after_text(self.tokenizer.decode(rest, special=True), rest), True
+            return before.after_text(self._tokenizer.decode(rest, special=True), rest), True
         return before.after_text((call.text or "")[len(before.rendered) :]), True
 
     def _is_free(self, node: Node) -> bool:
