@@ -1,32 +1,33 @@
-"""The gateway over HTTP: routes, tokens of sessions, and statuses.
+"""The gateway over HTTP: it routes requests, and answers the calls of agents, whose clients may leave before an answer.
 
 Invariant: every route needs the token of a session, except the request for a session, which needs the operator's key.
+An answer is complete before its first byte is sent. A connection counts as served after its last byte is sent.
 """
 
 import asyncio
 import logging
+import math
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from aiohttp import web
 
-from rollq.buffer.common import exact_json
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.listening.connections import Connections, State, identify, note
 from rollq.buffer.listening.limits import limits_here
 from rollq.buffer.listening.listener import Listener, listen
-from rollq.workers.gateway.calls import MOST_MESSAGES, Call, CallProtocol, CallRefused, too_many_messages
-from rollq.workers.gateway.offers import wanted
-from rollq.workers.gateway.open_sessions import KEY_VARIABLE, SESSION_PATH, Gateway
+from rollq.workers.gateway.calls import Answer, Call, CallProtocol, CallRefused, session_over
+from rollq.workers.gateway.http_messages import Connection, body_of, json_answer, tokens_of
+from rollq.workers.gateway.open_sessions import SESSION_PATH, Gateway
+from rollq.workers.gateway.program_requests import OUTCOMES, close_session, give_session
 from rollq.workers.gateway.protocols import chat, completions, messages, responses
 from rollq.workers.gateway.protocols.models import model, model_list
-from rollq.workers.gateway.replies import Connection, reply
 from rollq.workers.gateway.request_log import request_log
-from rollq.workers.gateway.sessions.outcomes import Outcome, failed_outcome, rewarded
 from rollq.workers.gateway.sessions.session import Session
 
 log = logging.getLogger(__name__)
@@ -39,11 +40,13 @@ PROTOCOLS: Final[Mapping[str, CallProtocol]] = {
     "/messages": messages,
     "/responses": responses,
 }
-OUTCOMES: Final[Mapping[str, Callable[[Mapping[str, Any]], Outcome]]] = {"/reward": rewarded, "/fail": failed_outcome}
 COUNT_PATH: Final = "/messages/count_tokens"
 SLASHES: Final = re.compile("/{2,}")
-READ_S: Final = 60.0
-"""How long a request may take to arrive."""
+KEEPALIVE_S: Final = 5.0
+"""Pause between comments in a stream whose answer is being made."""
+LOOK_S: Final = 0.25
+"""How soon a lost connection is noticed."""
+COMMENT: Final = b": keepalive\n\n"
 
 
 class Server:
@@ -92,13 +95,6 @@ class Server:
         finally:
             note(State.WAITING)
 
-    def _models(self, path: str, session: Session) -> web.Response:
-        """The list of models, or the model that `path` names."""
-        most_tokens = session.tree.most_prompt_tokens
-        if path == "/models":
-            return _json(model_list(MODEL, self._started_s, most_tokens))
-        return _json(model(path.removeprefix("/models/"), self._started_s, most_tokens))
-
     async def _respond(self, request: web.Request) -> web.StreamResponse:
         token_in_path, path = _split_path(request.path)
         protocol = _protocol_of(path)
@@ -106,9 +102,9 @@ class Server:
             if request.method == "HEAD" and token_in_path:
                 return web.Response()
             if request.method == "POST" and path == "/sessions":
-                return await self._offer(request)
+                return await give_session(self._gateway, request)
             if request.method == "POST" and path in OUTCOMES:
-                return await self._close_session(request, token_in_path, OUTCOMES[path])
+                return await close_session(self._gateway, request, token_in_path, path)
             session = self._session_of(request, token_in_path)
             if request.method == "GET" and f"{path}/".startswith("/models/"):
                 return self._models(path, session)
@@ -116,63 +112,46 @@ class Server:
         except CallRefused as refused:
             return _refusal(refused, protocol or PROTOCOLS["/chat/completions"])
 
-    async def _answer(
-        self, request: web.Request, session: Session, path: str, protocol: CallProtocol | None
-    ) -> web.StreamResponse:
-        """The answer to a call, or the number of its tokens."""
-        if request.method != "POST":
-            raise _nothing_here(request, path)
-        body = await _body(request)
-        if protocol is None:
-            raise _nothing_here(request, path)
-        call = protocol.parse(body, {name.lower(): value for name, value in request.headers.items()})
-        if path == COUNT_PATH:
-            return _json(messages.token_count(await session.tree.count_tokens(session.tree.answered.locate(call))))
-        self._note_ignored(call)
-        return await reply(request, session, protocol, call, body)
-
-    async def _offer(self, request: web.Request) -> web.StreamResponse:
-        """Give a session to a program elsewhere. If the client has left, the session is offered again."""
-        identify(None)
-        taker = self._gateway.taker(_bearer(request))
-        identify(KEY_VARIABLE)
-        taker.has_asked = True
-        connection, offers = Connection(request), taker.offers
-        tasks, wait_s = wanted(await _body(request, may_be_empty=True), self._gateway.tasks)
-        offer = await offers.take(tasks, wait_s, lambda: connection.is_lost)
-        if offer is None:
-            raise offers.none_left()
-        try:
-            response = _json(offer.facts)
-            await response.prepare(request)
-            await response.write_eof()
-            if not connection.is_lost:
-                taker.take(offer)
-            return response
-        except ConnectionError:
-            return web.Response(status=400)  # the client is gone
-        finally:
-            if not offer.taken.is_set():
-                offers.put_back(offer)
-
-    async def _close_session(
-        self, request: web.Request, token_in_path: str, read: Callable[[Mapping[str, Any]], Outcome]
-    ) -> web.Response:
-        """End a session with the outcome in a request."""
-        identify(None)
-        session = self._gateway.session_of_outcome(token_in_path, _tokens(request))
-        identify(session)
-        outcome = read(await _body(request))
-        if not session.close(outcome):
-            raise CallRefused("the session has another outcome, or was closed without one", status=409, code="conflict")
-        return _json({"reward": outcome.reward})
-
     def _session_of(self, request: web.Request, token_in_path: str) -> Session:
         """The session of a request. The connection counts as the session's. Raises `CallRefused`."""
         identify(None)
-        session = self._gateway.session_of(token_in_path, _tokens(request))
+        session = self._gateway.session_of(token_in_path, tokens_of(request))
         identify(session)
         return session
+
+    def _models(self, path: str, session: Session) -> web.Response:
+        """The list of models, or the model that `path` names."""
+        most_tokens = session.tree.most_prompt_tokens
+        if path == "/models":
+            return json_answer(model_list(MODEL, self._started_s, most_tokens))
+        return json_answer(model(path.removeprefix("/models/"), self._started_s, most_tokens))
+
+    async def _answer(
+        self, request: web.Request, session: Session, path: str, protocol: CallProtocol | None
+    ) -> web.StreamResponse:
+        """The answer to a call, or the number of its tokens. Raises `CallRefused` before the first byte is sent."""
+        if request.method != "POST":
+            raise _nothing_here(request, path)
+        body = await body_of(request)
+        if protocol is None:
+            raise _nothing_here(request, path)
+        call = protocol.parse(body, {name.lower(): value for name, value in request.headers.items()})
+        located = session.tree.answered.locate(call)
+        if path == COUNT_PATH:
+            return json_answer(messages.token_count(await session.tree.count_tokens(located)))
+        self._note_ignored(call)
+        connection = Connection(request)
+        asking = session.calls.ask(located, connection)
+        try:
+            send = _stream if call.stream else _send
+            return await send(request, asking, connection, protocol, call, body)
+        except ConnectionError:
+            if not connection.is_lost:
+                raise
+            return web.Response(status=400)  # the client is gone
+        finally:
+            if not connection.is_served:
+                session.calls.note_lost()
 
     def _note_ignored(self, call: Call) -> None:
         for name in call.ignored:
@@ -186,16 +165,6 @@ def _url_of(bound: socket.socket) -> str:
 
 def _nothing_here(request: web.Request, path: str) -> CallRefused:
     return CallRefused(f"{request.method} {path} does not exist here", code="not_found")
-
-
-def _bearer(request: web.Request) -> str:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
-
-
-def _tokens(request: web.Request) -> list[str]:
-    """The tokens in the headers of a request."""
-    return [token for token in (_bearer(request), request.headers.get("x-api-key", "")) if token]
 
 
 def _split_path(path: str) -> tuple[str, str]:
@@ -214,37 +183,76 @@ def _protocol_of(path: str) -> CallProtocol | None:
     return messages if path == COUNT_PATH else PROTOCOLS.get(path)
 
 
-async def _body(request: web.Request, *, may_be_empty: bool = False) -> Mapping[str, Any]:
-    """The JSON object in a request's body; an empty object for a missing body if `may_be_empty`. Raises
-    `CallRefused`."""
-    try:
-        async with asyncio.timeout(READ_S):
-            data = await request.read()
-        body = exact_json.loads(b"{}" if may_be_empty and not data.strip() else data)
-    except TimeoutError as error:
-        raise CallRefused(f"the request did not arrive within {READ_S:g} s", code="too_slow") from error
-    except ConnectionError as error:
-        raise CallRefused("the client left before its request had arrived") from error  # the client is gone
-    except web.HTTPRequestEntityTooLarge as error:
-        raise CallRefused("the request is larger than max_body_mb of [worker.gateway]", code="too_large") from error
-    except ValueError as error:
-        raise CallRefused(f"the request is not JSON: {error}") from error
-    return _checked(body)
-
-
-def _checked(body: Any) -> Mapping[str, Any]:
-    if not isinstance(body, dict):
-        raise CallRefused("the request is not a JSON object")
-    for name in ("messages", "input"):  # checked here, before a slower protocol reads them
-        if isinstance(body.get(name), list) and len(body[name]) > MOST_MESSAGES:
-            raise too_many_messages(len(body[name]))
-    return body
-
-
-def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(body=exact_json.dumps(body), status=status, headers=headers, content_type="application/json")
-
-
 def _refusal(refused: CallRefused, protocol: CallProtocol) -> web.Response:
     headers = {"Retry-After": str(refused.retry_after_s)} if refused.retry_after_s else None
-    return _json(protocol.error(refused), refused.status, headers)
+    return json_answer(protocol.error(refused), refused.status, headers)
+
+
+async def _send(
+    request: web.Request,
+    asking: "asyncio.Task[Answer]",
+    connection: Connection,
+    protocol: CallProtocol,
+    call: Call,
+    body: Mapping[str, Any],
+) -> web.StreamResponse:
+    """Send an answer once it is ready."""
+    await _until_answered(asking, connection, None)
+    response = json_answer(protocol.answer(call, body, _result(asking)))
+    await response.prepare(request)
+    await response.write_eof()
+    connection.is_served = True
+    return response
+
+
+async def _stream(
+    request: web.Request,
+    asking: "asyncio.Task[Answer]",
+    connection: Connection,
+    protocol: CallProtocol,
+    call: Call,
+    body: Mapping[str, Any],
+) -> web.StreamResponse:
+    """Send the events of an answer, and comments until it is ready."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    if not await _until_answered(asking, connection, KEEPALIVE_S):
+        await response.prepare(request)
+        while True:
+            await response.write(COMMENT)
+            if await _until_answered(asking, connection, KEEPALIVE_S):
+                break
+    try:
+        answer = _result(asking)
+    except CallRefused as refused:
+        if not response.prepared:
+            raise
+        await response.write(b"".join(protocol.error_events(call, refused)))
+        await response.write_eof()
+        return response
+    if not response.prepared:
+        await response.prepare(request)
+    await response.write(b"".join(protocol.events(call, body, answer)))
+    connection.is_served = True
+    with suppress(ConnectionError):  # clients hang up at the last event, before the end of the stream
+        await response.write_eof()
+    return response
+
+
+async def _until_answered(asking: "asyncio.Task[Answer]", connection: Connection, limit_s: float | None) -> bool:
+    """Wait for an answer; False after `limit_s`. Raises `ConnectionError` if the client is gone."""
+    left_s = math.inf if limit_s is None else limit_s
+    while left_s > 0:
+        await asyncio.wait([asking], timeout=min(LOOK_S, left_s))
+        if asking.done():
+            return True
+        if connection.is_lost:
+            raise ConnectionResetError("the client is gone")
+        left_s -= LOOK_S
+    return False
+
+
+def _result(asking: "asyncio.Task[Answer]") -> Answer:
+    """The answer that has come. Raises `CallRefused`."""
+    if asking.cancelled():
+        raise session_over()
+    return asking.result()
