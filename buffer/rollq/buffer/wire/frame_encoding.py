@@ -168,10 +168,12 @@ def _empty(name: str, values: Sequence[Any]) -> bytes | None:
     return EMPTY[kind] if kind in EMPTY and kind in DETAILS[name] and not any(values) else None
 
 
-def check_details(sample: Sample) -> None:
-    """Raise `InvalidGroup`, naming the field, for a field that cannot be written as JSON."""
-    for name in DETAILS:
-        _to_json([sample], 0, name, getattr(sample, name))
+def check_details(sample: Sample, empty: Sequence[bytes | None] | None = None) -> None:
+    """Raise `InvalidGroup`, naming the field, for a field that cannot be written as JSON. `empty` is as in
+    `encode_details`."""
+    for name, text in zip(DETAILS, empty_details([sample]) if empty is None else empty, strict=True):
+        if text is None:
+            _to_json([sample], 0, name, getattr(sample, name))
 
 
 def _to_json(samples: Sequence[Sample], index: int, name: str, value: Any) -> bytes:

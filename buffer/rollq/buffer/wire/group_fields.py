@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from rollq.buffer.errors import CorruptFrame, InvalidGroup
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, WHOLE, Sample, SampleStatus
 from rollq.buffer.values.sample_columns import Samples
+from rollq.buffer.wire import compiled
 from rollq.buffer.wire.frame_decoding import decode_samples
 from rollq.buffer.wire.frame_encoding import check_details, encode_in_pieces, encode_samples
 from rollq.buffer.wire.joined_frame import Pieces
@@ -68,8 +69,10 @@ def encode_whole(
 def sample_problem(sample: Sample) -> str | None:
     """Why the buffer would refuse a group for one of its samples; None if it would not."""
     try:
-        check_group([sample], group_size=1)
-        check_details(sample)
+        scan = compiled.scan((sample,))
+        if scan is None:
+            check_group([sample], group_size=1)
+        check_details(sample, scan and scan.empty_details)
     except (InvalidGroup, TypeError, ValueError) as error:
         return str(error).removeprefix("sample 0: ")
     return None
