@@ -33,8 +33,8 @@ from rollq.buffer.values.rollouts import Status
 from rollq.buffer.weights.loading import load_weights
 from rollq.consumer import Batch, Consumer, ConsumerSettings
 from rollq.consumer.claims import claimer
+from rollq.consumer.weights.model_folders import write_model
 from rollq.consumer.weights.publisher import WeightPublisher
-from rollq.consumer.weights.safetensors import write_model
 from rollq.consumer.weights.sources import tensor_stream, weights_source
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3

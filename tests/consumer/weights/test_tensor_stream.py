@@ -19,9 +19,10 @@ from rollq.buffer.weights.manifest import INDEX_FILE, weight_files
 from rollq.buffer.weights.store import StoredWeights
 from rollq.consumer.settings import Transport
 from rollq.consumer.weights.checkpoint_format import divide_model, shapes_of, to_checkpoint_format, untied
-from rollq.consumer.weights.places import Place, make_place
+from rollq.consumer.weights.model_folders import UnfinishedModels, write_model
+from rollq.consumer.weights.places import make_place
 from rollq.consumer.weights.publisher import WeightPublisher
-from rollq.consumer.weights.safetensors import write_model, write_tensors
+from rollq.consumer.weights.safetensors import write_tensors
 from rollq.consumer.weights.sources import TensorStream, gather, model_stream, tensor_stream, weights_source
 from rollq.workers.engines.transformers.weights import copy_weights, read_weights
 from support.tiny_qwen3 import tiny_qwen3
@@ -262,15 +263,15 @@ def test_what_a_killed_trainer_left_in_tmpdir_is_removed_at_the_next_start(
     buffer.create_run()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
-    def place() -> Place:
-        return make_place(buffer, transport, "s3://bucket/prefix", 3, None)
+    def unfinished() -> UnfinishedModels:
+        return UnfinishedModels(buffer, make_place(buffer, transport, "s3://bucket/prefix", 3, None).scratch, 4)
 
-    killed = place().written(tensor_stream({"w": torch.zeros(1)}), 4)
+    killed = unfinished().written(tensor_stream({"w": torch.zeros(1)}))
     left = killed.__enter__()
     assert left.parent == tmp_path
     other = left.with_name(left.name.replace(buffer.incarnation, "0" * 32))
     other.mkdir()
-    place().clear()
+    unfinished().clear()
     assert list(tmp_path.iterdir()) == [other], "of a run of that name in another store"
 
 

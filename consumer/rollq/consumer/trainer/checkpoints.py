@@ -21,7 +21,8 @@ from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.consumer.settings import KEPT_CHECKPOINTS, MAX_FILE_BYTES
 from rollq.consumer.trainer.lora import adapter_stream, has_adapter, write_adapter
 from rollq.consumer.trainer.sharding import like, reshard
-from rollq.consumer.weights.safetensors import copy_config, write_model, write_tensors
+from rollq.consumer.weights.model_folders import copy_config, write_model
+from rollq.consumer.weights.safetensors import write_tensors
 from rollq.consumer.weights.sources import TensorStream, model_stream, tensor_stream
 
 if TYPE_CHECKING:

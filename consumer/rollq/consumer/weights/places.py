@@ -2,9 +2,7 @@
 
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
@@ -27,10 +25,8 @@ from rollq.buffer.weights.store import (
     store_weights,
 )
 from rollq.consumer.settings import Transport
-from rollq.consumer.weights.safetensors import write_model
-from rollq.consumer.weights.sources import TensorStream
+from rollq.consumer.weights.model_folders import PREFIX, unfinished_prefix
 
-_PREFIX = "weights-"
 _DIGITS = 16
 """Hexadecimal digits of a hash in the name of a folder or a delta."""
 
@@ -39,17 +35,17 @@ class Place(Protocol):
     """Stores weights under names derived from their content. The last `kept` versions stay, with the files that they
     need."""
 
-    def written(self, stream: TensorStream, max_file_bytes: int) -> AbstractContextManager[Path]:
-        """A folder with the model of a stream, in files of `max_file_bytes`. It is removed at the end."""
+    scratch: Path | None
+    """The folder in which a model is written before it is stored; None: `TMPDIR`."""
+
+    def check(self, size_bytes: int) -> None:
+        """Raise `WeightsError` or `ConfigError` if a model of this size cannot be stored."""
 
     def put_model(self, folder: Path, manifest: bytes, probe: Probe | None) -> StoredWeights:
-        """Store a model that was `written`; `manifest` is its encoded manifest."""
+        """Store a model of `UnfinishedModels`; `manifest` is its encoded manifest."""
 
     def put_folder(self, folder: Path, probe: Probe | None) -> StoredWeights:
         """Store the weights of a folder, or announce them in place."""
-
-    def clear(self) -> None:
-        """Remove unfinished folders of a killed trainer of this run. No other trainer must hold the run."""
 
     def delta_uri(self, sha256: str, size_bytes: int) -> str:
         """The URI that a delta will have."""
@@ -76,21 +72,17 @@ class RedisPlace:
     """Chunks in Redis. Raises `WeightsError` for weights that are too large."""
 
     def __init__(self, buffer: TrainerBuffer, kept: int) -> None:
+        self.scratch: Path | None = None
         self._buffer = buffer
         self._kept = kept
 
-    def written(self, stream: TensorStream, max_file_bytes: int) -> AbstractContextManager[Path]:
-        """See `Place`. Raises `WeightsError` for a model that is too large for Redis."""
-        check_redis_size(stream.size_bytes)
-        return _written(None, self._buffer, stream, max_file_bytes)
+    def check(self, size_bytes: int) -> None:
+        """See `Place`."""
+        check_redis_size(size_bytes)
 
     def put_model(self, folder: Path, manifest: bytes, probe: Probe | None) -> StoredWeights:
         """See `Place`."""
         return self.put_folder(folder, probe)
-
-    def clear(self) -> None:
-        """See `Place`."""
-        _clear(None, self._buffer)
 
     def put_folder(self, folder: Path, probe: Probe | None) -> StoredWeights:
         """See `Place`."""
@@ -111,12 +103,12 @@ class FolderPlace:
     def __init__(self, buffer: TrainerBuffer, transport: Transport, folder: Path | None, kept: int) -> None:
         self._buffer = buffer
         self._transport = transport
-        self._folder = folder
+        self.scratch = self._folder = folder
         self._kept = kept
 
-    def written(self, stream: TensorStream, max_file_bytes: int) -> AbstractContextManager[Path]:
+    def check(self, size_bytes: int) -> None:
         """See `Place`. Raises `ConfigError` without a folder to write to."""
-        return _written(self._shared(), self._buffer, stream, max_file_bytes)
+        self._shared()
 
     def put_model(self, folder: Path, manifest: bytes, probe: Probe | None) -> StoredWeights:
         """See `Place`."""
@@ -127,11 +119,6 @@ class FolderPlace:
             put_in_place(folder, named)
         self._prune()
         return record_weights(self._buffer, manifest, named.absolute().as_uri(), kept=self._kept, probe=probe)
-
-    def clear(self) -> None:
-        """See `Place`."""
-        if self._folder is not None:
-            _clear(self._folder, self._buffer)
 
     def put_folder(self, folder: Path, probe: Probe | None) -> StoredWeights:
         """See `Place`. The folder must stay until newer weights are published."""
@@ -148,7 +135,7 @@ class FolderPlace:
         self._prune()
 
     def _named(self, sha256: str) -> Path:
-        return self._shared() / f"{_PREFIX}{self._buffer.run}-{sha256[:_DIGITS]}"
+        return self._shared() / f"{PREFIX}{self._buffer.run}-{sha256[:_DIGITS]}"
 
     def _shared(self) -> Path:
         if self._folder is None:
@@ -161,8 +148,8 @@ class FolderPlace:
         """Remove old folders and deltas of this run."""
         if self._folder is not None:
             needed = {_path_of(uri) for uri in needed_uris(self._buffer, self._kept) if uri.startswith("file:")}
-            prefix = f"{_PREFIX}{self._buffer.run}-" + "[0-9a-f]" * _DIGITS
-            doomed = self._folder / _unfinished_name(self._folder, self._buffer)
+            prefix = f"{PREFIX}{self._buffer.run}-" + "[0-9a-f]" * _DIGITS
+            doomed = self._folder / unfinished_prefix(self._buffer, self._folder)
             keep_newest(self._folder, (prefix, f"{prefix}.delta"), self._kept, needed, doomed)
 
 
@@ -173,15 +160,10 @@ class BucketPlace:
         self._buffer = buffer
         self._store = store
         self._kept = kept
-        self._scratch = scratch
+        self.scratch = scratch
 
-    def written(self, stream: TensorStream, max_file_bytes: int) -> AbstractContextManager[Path]:
-        """See `Place`."""
-        return _written(self._scratch, self._buffer, stream, max_file_bytes)
-
-    def clear(self) -> None:
-        """See `Place`."""
-        _clear(self._scratch, self._buffer)
+    def check(self, size_bytes: int) -> None:
+        """See `Place`. A bucket takes any size."""
 
     def put_folder(self, folder: Path, probe: Probe | None) -> StoredWeights:
         """See `Place`."""
@@ -216,31 +198,6 @@ class BucketPlace:
         stay = set(folders[: self._kept]) | {name for name in folders if self._store.uri(name) in needed}
         if old := [name for name in objects if _folder_of(name) not in stay]:
             self._store.remove(old)
-
-
-@contextmanager
-def _written(parent: Path | None, buffer: TrainerBuffer, stream: TensorStream, max_file_bytes: int) -> Iterator[Path]:
-    """A model's folder in `parent`, or in the folder of `TMPDIR`: then only this user may read it."""
-    if parent is None:
-        folder = Path(tempfile.mkdtemp(prefix=_unfinished_name(parent, buffer)))
-    else:
-        folder = parent / f"{_unfinished_name(parent, buffer)}{secrets.token_hex(4)}"
-        folder.mkdir(parents=True)
-    try:
-        write_model(folder, stream, max_file_bytes=max_file_bytes)
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _clear(parent: Path | None, buffer: TrainerBuffer) -> None:
-    for left in (parent or Path(tempfile.gettempdir())).glob(f"{_unfinished_name(parent, buffer)}????????"):
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def _unfinished_name(parent: Path | None, buffer: TrainerBuffer) -> str:
-    """The prefix of unfinished folders. Runs of other stores may have the same name and share a `TMPDIR`."""
-    return f".{_PREFIX}{buffer.run}.{f'{buffer.incarnation}.' if parent is None else ''}unfinished-"
 
 
 def keep_newest(parent: Path, patterns: tuple[str, ...], count: int, needed: set[Path], doomed: Path) -> None:

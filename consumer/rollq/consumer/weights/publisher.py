@@ -8,6 +8,7 @@ from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.weights.store import StoredWeights, keep_weights
 from rollq.consumer.settings import MAX_FILE_BYTES, ConsumerSettings, Transport
 from rollq.consumer.weights.checkpoint_format import Shapes
+from rollq.consumer.weights.model_folders import UnfinishedModels
 from rollq.consumer.weights.nccl import NcclRendezvous
 from rollq.consumer.weights.places import make_place
 from rollq.consumer.weights.sender import Sender
@@ -48,7 +49,7 @@ class WeightPublisher:
     ) -> None:
         self._buffer = buffer
         self._place = make_place(buffer, transport, where, kept, scratch)
-        self._max_file_bytes = max_file_bytes
+        self._unfinished = UnfinishedModels(buffer, self._place.scratch, max_file_bytes)
         self._versions = VersionStore(buffer, self._place, kept, full_every)
         self._sender = sender
         self._started_from: Shapes | None = None  # None: not started, or from an adapter
@@ -58,7 +59,7 @@ class WeightPublisher:
 
         No other trainer must hold the run.
         """
-        self._place.clear()
+        self._unfinished.clear()
         self._started_from = source.shapes
         return self.put(source)
 
@@ -87,7 +88,8 @@ class WeightPublisher:
         if isinstance(source, Folder):
             self._versions.forget()
             return self._place.put_folder(source.path, source.probe)
-        with self._place.written(source, self._max_file_bytes) as folder:
+        self._place.check(source.size_bytes)
+        with self._unfinished.written(source) as folder:
             return self._versions.put(folder, source.probe)
 
     @property

@@ -1,10 +1,9 @@
-"""Writes weights as safetensors files, tensor by tensor, and as Hugging Face folders.
+"""Writes weights as safetensors files, tensor by tensor.
 
 Invariant: writing takes the memory of one tensor, for files of any size. The bytes of a file depend only on its
 tensors.
 """
 
-import shutil
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -12,61 +11,17 @@ from typing import Any
 
 import orjson
 
-from rollq.buffer.weights.manifest import INDEX_FILE, WEIGHTS_FILE
 from rollq.consumer.weights.sources import TensorStream
-
-_NOT_CONFIG = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"})
-
-
-def write_model(folder: Path, stream: TensorStream, *, max_file_bytes: int, config_from: Path | None = None) -> None:
-    """Write model.safetensors into an existing folder, or shards and their index.
-
-    A shard has a header and at most `max_file_bytes` of tensors; a larger tensor has a shard to itself. The
-    configuration and tokenizer files of `config_from` are copied too.
-    """
-    if config_from is not None:
-        copy_config(config_from, folder)
-    shards = _shards(stream.described, max_file_bytes)
-    if len(shards) == 1:
-        write_tensors(folder / WEIGHTS_FILE, stream)
-        return
-    stem, count = WEIGHTS_FILE.removesuffix(".safetensors"), len(shards)
-    files = [f"{stem}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
-    _write({folder / file: shard for file, shard in zip(files, shards, strict=True)}, stream)
-    index = {
-        "metadata": {"total_size": stream.size_bytes},
-        "weight_map": {name: file for file, shard in zip(files, shards, strict=True) for name in shard},
-    }
-    (folder / INDEX_FILE).write_bytes(orjson.dumps(index, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS))
 
 
 def write_tensors(path: Path, stream: TensorStream) -> None:
     """Write all tensors of a stream into one safetensors file."""
-    _write({path: stream.described}, stream)
+    write_files({path: stream.described}, stream)
 
 
-def copy_config(source: Path, folder: Path) -> None:
-    """Copy the configuration and tokenizer files of a Hugging Face folder: all its files except weights."""
-    for path in source.iterdir():
-        if path.is_file() and path.suffix not in _NOT_CONFIG and not path.name.endswith(".index.json"):
-            shutil.copyfile(path, folder / path.name)
-
-
-def _shards(described: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
-    """Divide tensors into shards of at most `most` bytes, in their order."""
-    shards: list[dict[str, Any]] = [{}]
-    size = 0
-    for name, tensor in described.items():
-        if shards[-1] and size + tensor.nbytes > most:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
-    return shards
-
-
-def _write(files: Mapping[Path, Mapping[str, Any]], stream: TensorStream) -> None:
-    """Write the headers of all files, then each tensor to its place when it arrives. Raises the stream's exceptions."""
+def write_files(files: Mapping[Path, Mapping[str, Any]], stream: TensorStream) -> None:
+    """Write a stream into files (path -> the tensors in it, as in `TensorStream.described`): the headers of all files,
+    then each tensor to its place when it arrives. Raises the stream's exceptions."""
     places: dict[str, tuple[Path, int]] = {}
     for path, described in files.items():
         header, offsets = _layout(described)

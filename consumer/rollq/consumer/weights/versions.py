@@ -35,7 +35,7 @@ class VersionStore:
         self._last: Sequence[mmap.mmap] = ()
 
     def put(self, folder: Path, probe: Probe | None) -> StoredWeights:
-        """Store the model in a folder of `Place.written`. Raises `WeightsError`."""
+        """Store the model in a folder of `UnfinishedModels`. Raises `WeightsError`."""
         manifest = describe_folder(folder).encode()
         files = [_mapped(path) for path in weight_files(folder)]
         if delta := self._delta_to(files, digest_of(manifest)):
