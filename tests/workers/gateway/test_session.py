@@ -952,6 +952,31 @@ def test_a_call_whose_client_is_lost_while_it_is_recorded_is_answered(tokenizer:
     run(use)
 
 
+def test_a_call_that_is_being_recorded_counts_once(tokenizer: HfTokenizer) -> None:
+    async def use() -> None:
+        session, model = with_repeats(tokenizer, limits=SessionLimits(max_calls=2))
+        begun, go = asyncio.Event(), asyncio.Event()
+
+        async def record(_sample: Sample) -> bool:
+            begun.set()
+            await go.wait()
+            return True
+
+        session.answering.rollout = replace(session.answering.rollout, record=record)
+        model.go.set()
+        first = asyncio.ensure_future(serve(session, REQUEST))
+        await begun.wait()
+        second = asyncio.ensure_future(serve(session, replace(REQUEST, max_tokens=900)))
+        await asyncio.sleep(0)
+        with pytest.raises(CallRefused) as refused:
+            await serve(session, replace(REQUEST, max_tokens=800))
+        assert refused.value.code == "too_many_calls"
+        go.set()
+        assert [(await asked).content for asked in (first, second)] == ["answer 0", "answer 1"]
+
+    run(use)
+
+
 def test_the_conversation_of_an_earlier_answer_stays_as_it_was(tokenizer: HfTokenizer) -> None:
     def facts(node: call_nodes.Node) -> Any:
         conversation = node.conversation
