@@ -456,6 +456,29 @@ def test_an_answer_that_cannot_be_recorded_is_never_seen(tokenizer: HfTokenizer)
     run(use)
 
 
+class ChangesShape(Model):
+    """A model whose second answer has a named array of another shape."""
+
+    async def generate(self, request: Request) -> Completion:
+        completion = await super().generate(request)
+        width = 1 + len(self.requests)
+        return replace(completion, arrays={"routed": np.zeros((len(completion.ids), width), np.uint8)})
+
+
+def test_an_answer_that_the_conversation_cannot_take_is_not_recorded(tokenizer: HfTokenizer) -> None:
+    """The next attempt would fail in the same way, with what it takes from the record."""
+    recorded: list[Sample] = []
+
+    async def use() -> None:
+        client = Client(make_session(ChangesShape(tokenizer, ["Yes", "No"]), recorded=recorded))
+        await client.say("Sure?")
+        with pytest.raises(ValueError, match="routed"):
+            await client.say("Really?")
+
+    run(use)
+    assert len(recorded) == 1
+
+
 LIMITS: list[tuple[SessionLimits, dict[str, Any], int, str]] = [
     (SessionLimits(max_calls=1), {}, 400, "too_many_calls"),
     (SessionLimits(max_made_tokens=2), {}, 400, "too_many_tokens"),
@@ -973,6 +996,29 @@ def test_a_call_that_is_being_recorded_counts_once(tokenizer: HfTokenizer) -> No
         assert refused.value.code == "too_many_calls"
         go.set()
         assert [(await asked).content for asked in (first, second)] == ["answer 0", "answer 1"]
+
+    run(use)
+
+
+def test_the_tokens_of_a_call_that_is_being_recorded_count(tokenizer: HfTokenizer) -> None:
+    async def use() -> None:
+        session, model = with_repeats(tokenizer, limits=SessionLimits(max_made_tokens=1))
+        begun, go = asyncio.Event(), asyncio.Event()
+
+        async def record(_sample: Sample) -> bool:
+            begun.set()
+            await go.wait()
+            return True
+
+        session.answering.rollout = replace(session.answering.rollout, record=record)
+        model.go.set()
+        first = asyncio.ensure_future(serve(session, REQUEST))
+        await begun.wait()
+        with pytest.raises(CallRefused) as refused:
+            await serve(session, replace(REQUEST, max_tokens=800))
+        assert refused.value.code == "too_many_tokens"
+        go.set()
+        await first
 
     run(use)
 

@@ -136,12 +136,13 @@ class Server:
         if protocol is None:
             raise _nothing_here(request, path)
         call = protocol.parse(body, {name.lower(): value for name, value in request.headers.items()})
-        located = session.tree.answered.locate(call)
         if path == COUNT_PATH:
-            return json_answer(messages.token_count(await session.tree.count_tokens(located)))
+            counted = await session.tree.count_tokens(session.tree.answered.locate(call))
+            return json_answer(messages.token_count(counted))
         self._note_ignored(call)
+        session.calls.note_use()
         connection = Connection(request)
-        asking = session.calls.ask(located, connection)
+        asking = session.calls.ask(session.tree.answered.locate(call), connection)
         try:
             send = _stream if call.stream else _send
             return await send(request, asking, connection, protocol, call, body)

@@ -15,12 +15,12 @@ from typing import Final
 import numpy as np
 
 from rollq.buffer.values.rollouts import FinishReason, Int32Array, Sample, Segment
-from rollq.workers.agents.conversation import Message
+from rollq.workers.agents.conversation import Conversation, Message
 from rollq.workers.agents.loops import Rollout, finish
 from rollq.workers.agents.segments import continued, rest_of, spent
 from rollq.workers.agents.stop_strings import first_among
 from rollq.workers.agents.tool_calls import ToolCall
-from rollq.workers.agents.turns import ChatFormat, Turn
+from rollq.workers.agents.turns import ChatFormat, Turn, forms, verbatim_message
 from rollq.workers.engines.protocol import Completion, ContextFull, EngineDead, Request, Sampling, Tokenizer
 from rollq.workers.gateway.calls import CONTEXT_FULL, Answer, CallRefused, call_id, context_full, session_over
 from rollq.workers.gateway.sessions.call_nodes import Placement
@@ -35,16 +35,16 @@ OTHERS: Final = "others"
 
 class Answering:
     """Answers the calls of one session. `failure` is the error that ended it, if any; `recorded` counts the answers in
-    the record at the start, and `replayed` counts the answers taken from it. `forced` counts calls that demanded a tool
-    call, which rollq does not enforce. `guided` counts calls whose answer follows a schema. `ignored` counts calls that
-    have a part without effect, by the name of the part."""
+    the record at the start, and `replayed` counts the answers taken from it. `made_tokens` counts the tokens of all
+    answers. `forced` counts calls that demanded a tool call, which rollq does not enforce. `guided` counts calls whose
+    answer follows a schema. `ignored` counts calls that have a part without effect, by the name of the part."""
 
     def __init__(self, rollout: Rollout, chat_format: ChatFormat, tree: CallTree) -> None:
         """The answers are added to `tree`. Raises `CorruptFrame` for records that cannot be read."""
         self.rollout = rollout
         self.failure: BaseException | None = None
         self.tools: tuple[Message, ...] = ()
-        self.replayed = self.forced = self.guided = 0
+        self.replayed = self.forced = self.guided = self.made_tokens = 0
         self.ignored: Counter[str] = Counter()
         self._tree = tree
         self._format = chat_format
@@ -74,7 +74,9 @@ class Answering:
             made = recorded or await self._made(placement, room, times)
             turn, stop_text = await self._read(placement, made.completion)
             turn = with_call_ids(turn, made.number)
+            conversation = self._continued(placement, made.completion, turn)
             answer = answer_of(made, turn, stop_text, len(placement.context), self.rollout.tokenizer)
+            self.made_tokens += len(made.completion.ids)
             if recorded is None:
                 await self._record(made, located.begun)
         except BaseException:
@@ -85,7 +87,7 @@ class Answering:
         self.forced += call.tool_choice == "required"
         self.guided += call.schema is not None
         self._count_ignored(call.ignored)
-        self._tree.add(placement, made.completion, turn, number=made.number, stop_text=stop_text, end_ids=self._end_ids)
+        self._tree.add(placement, conversation, made.completion, turn, number=made.number, stop_text=stop_text)
         return answer
 
     def is_recording(self, begun: int) -> bool:
@@ -185,6 +187,15 @@ class Answering:
             return Turn(text, text), stop_text
         tools = call.tools if call.tool_choice != "none" else ()
         return await self._format.parse(tokenizer, text, ids, tools, prompt), stop_text
+
+    def _continued(self, placement: Placement, completion: Completion, turn: Turn) -> Conversation:
+        """The conversation up to the end of an answer. Raises `ValueError` for tokens that logprobs, versions or arrays
+        do not cover."""
+        conversation = placement.conversation.after_model(completion, self._end_ids)
+        if not placement.located.messages:
+            return conversation
+        tokenizer, verbatim = self.rollout.tokenizer, self._format.verbatim
+        return conversation.with_forms((verbatim_message(turn),) if verbatim else forms(turn, tokenizer))
 
     async def _record(self, made: RecordedCall, begun: int) -> None:
         """Keep a call in the buffer. Raises `CallRefused` if it cannot be kept: then its answer must not be seen."""

@@ -84,7 +84,7 @@ class Asked:
 
 class AskedCalls:
     """The calls of a session by the digests of their requests. All methods run on the event loop. `used_s` is the time
-    of the last call on the monotonic clock, None before the first call."""
+    of the last call on the monotonic clock, None before the first call; see `note_use`."""
 
     def __init__(self, tree: CallTree, answering: Answering, limits: SessionLimits, closed: asyncio.Event) -> None:
         """`closed` is set when the session ends. A call sets it if the session cannot continue."""
@@ -112,6 +112,13 @@ class AskedCalls:
         """Whether a call is under way or waits for its turn."""
         return self._running > 0
 
+    def note_use(self) -> None:
+        """Note that a client uses the session, even if its call is refused. Raises `CallRefused` if the session is
+        over."""
+        self.used_s = time.monotonic()
+        if self.is_over:
+            raise session_over()
+
     def ask(self, located: Located, caller: Caller) -> "asyncio.Task[Answer]":
         """The answer that a caller waits for: of the earlier call that its call repeats, or of a new one. Raises
         `CallRefused`, as awaiting the answer can.
@@ -119,9 +126,6 @@ class AskedCalls:
         Several callers may wait for the same answer, so no caller may cancel it; `note_lost` notes that a caller has
         left. The answer is cancelled when the session stops, or when nobody waits for it.
         """
-        self.used_s = time.monotonic()
-        if self.is_over:
-            raise session_over()
         asked = self._repeated(located.digest, located.call.repeats) or self._begin(located)
         asked.wait(caller)
         return asked.task
@@ -145,7 +149,7 @@ class AskedCalls:
         try:
             if self.is_over:
                 raise session_over()
-            made, most = sum(node.tokens for node in self._tree.answered.nodes), self._limits.max_made_tokens
+            made, most = self._answering.made_tokens, self._limits.max_made_tokens
             if 0 < most <= made:
                 raise CallRefused(
                     f"this session has made {made} tokens, the most that it may make", code="too_many_tokens"

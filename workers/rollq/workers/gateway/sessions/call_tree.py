@@ -10,7 +10,7 @@ from typing import Final
 
 from rollq.workers.agents.conversation import Conversation, Message
 from rollq.workers.agents.loops import Rollout
-from rollq.workers.agents.turns import Turn, forms, verbatim_message
+from rollq.workers.agents.turns import Turn
 from rollq.workers.engines.protocol import Completion
 from rollq.workers.gateway.calls import Call, CallRefused, call_id, context_full
 from rollq.workers.gateway.protocols.fields import label
@@ -27,13 +27,11 @@ tokenised again."""
 class CallTree:
     """The calls of a session as a tree. `answered` has the calls with an answer."""
 
-    def __init__(self, rollout: Rollout, *, verbatim: bool) -> None:
-        """`verbatim` says whether conversations keep turns as their text (see `ChatFormat`). `most_prompt_tokens` is
-        the length of the longest history that leaves room for a token."""
+    def __init__(self, rollout: Rollout) -> None:
+        """`most_prompt_tokens` is the length of the longest history that leaves room for a token."""
         self.answered = AnsweredCalls(rollout.tokenizer)
         self.most_prompt_tokens = rollout.max_prompt_tokens + rollout.sampling.max_tokens - 1
         self._tokenizer = rollout.tokenizer
-        self._verbatim = verbatim
         self._tips: dict[int, Node] = {}  # the last node of each thread
         self._continuing: dict[int, Placement] = {}  # running calls, by thread
         self._threads = 0
@@ -95,21 +93,17 @@ class CallTree:
     def add(
         self,
         placement: Placement,
+        conversation: Conversation,
         completion: Completion,
         turn: Turn,
         *,
         number: int,
         stop_text: str | None,
-        end_ids: frozenset[int],
     ) -> None:
-        """Add the answer to a placed call. Raises `ValueError` for tokens that logprobs or versions do not cover."""
+        """Add the answer to a placed call; `conversation` ends with it."""
         self.give_up(placement)
-        before, located = placement.conversation, placement.located
-        conversation = before.after_model(completion, end_ids)
-        if located.messages:
-            messages = (verbatim_message(turn),) if self._verbatim else forms(turn, self._tokenizer)
-            conversation = conversation.with_forms(messages)
-        if before.segment is None or located.parent is None:
+        located = placement.located
+        if placement.conversation.segment is None or located.parent is None:
             stretch = Stretch(conversation)
         else:
             stretch = located.parent.stretch

@@ -39,7 +39,7 @@ class Session:
         self.closed = asyncio.Event()
         self.outcome = Outcome()
         self.refused_outcomes = 0
-        self.tree = CallTree(rollout, verbatim=chat_format.verbatim)
+        self.tree = CallTree(rollout)
         self.answering = Answering(rollout, chat_format, self.tree)
         self.calls = AskedCalls(self.tree, self.answering, limits, self.closed)
         self._rollout = rollout
