@@ -175,8 +175,9 @@ class Leasing(BufferCore):
     def put(self, results: Sequence[GroupResult]) -> list[PutOutcome]:
         """File results, in order. Generated tokens enter the buffer only here.
 
-        A result that cannot be trained on (see `check_group`) is filed as failed, with the reason. Harmless to repeat:
-        a result that was filed before answers `DUPLICATE`, even if an earlier try of this call filed it.
+        A result that cannot be trained on (see `check_group`) is filed as failed, with the reason. Large samples take
+        time to write: the caller renews the leases until the call returns, as workers do in another thread. Harmless to
+        repeat: a result that was filed before answers `DUPLICATE`, even if an earlier try of this call filed it.
         """
         outcomes: dict[int, PutOutcome] = {}
         for task, indices in indices_by_task(results).items():

@@ -115,7 +115,7 @@ class Payloads:
 
     @property
     def notices_deletion(self) -> bool:
-        """Whether a payload cannot be stored once the run was deleted: a folder lacks the run's marker then."""
+        """Whether a payload cannot be stored once the run was deleted: deletion removes its marker from the folder."""
         return self._server_folder is not None
 
     def place_for(self, size_bytes: int) -> str | None:
