@@ -1000,6 +1000,28 @@ def test_a_call_that_is_being_recorded_counts_once(tokenizer: HfTokenizer) -> No
     run(use)
 
 
+def test_a_call_that_is_stopped_while_it_is_recorded_is_one_of_the_samples_calls(tokenizer: HfTokenizer) -> None:
+    async def use() -> None:
+        session, model = with_repeats(tokenizer)
+        begun = asyncio.Event()
+
+        async def record(_sample: Sample) -> bool:
+            begun.set()
+            await asyncio.Event().wait()
+            return True
+
+        session.answering.rollout = replace(session.answering.rollout, record=record)
+        model.go.set()
+        asking = asyncio.ensure_future(serve(session, REQUEST))
+        await begun.wait()
+        await session.stop()
+        await asyncio.gather(asking, return_exceptions=True)
+        (facts,) = session.sample(extra={}).extra["calls"]
+        assert facts["left_out"] == "unseen"
+
+    run(use)
+
+
 def test_the_tokens_of_a_call_that_is_being_recorded_count(tokenizer: HfTokenizer) -> None:
     async def use() -> None:
         session, model = with_repeats(tokenizer, limits=SessionLimits(max_made_tokens=1))

@@ -75,20 +75,21 @@ class Answering:
             turn, stop_text = await self._read(placement, made.completion)
             turn = with_call_ids(turn, made.number)
             conversation = self._continued(placement, made.completion, turn)
-            answer = answer_of(made, turn, stop_text, len(placement.context), self.rollout.tokenizer)
-            self.made_tokens += len(made.completion.ids)
-            if recorded is None:
-                await self._record(made, located.begun)
         except BaseException:
             self._tree.give_up(placement)
             raise
+        self.made_tokens += len(made.completion.ids)
         self.replayed += recorded is not None
         self.tools = self.tools or call.tools
         self.forced += call.tool_choice == "required"
         self.guided += call.schema is not None
         self._count_ignored(call.ignored)
-        self._tree.add(placement, conversation, made.completion, turn, number=made.number, stop_text=stop_text)
-        return answer
+        try:
+            if recorded is None:
+                await self._record(made, located.begun)
+        finally:  # an answer that was not recorded is a call that nobody has seen
+            self._tree.add(placement, conversation, made.completion, turn, number=made.number, stop_text=stop_text)
+        return answer_of(made, turn, stop_text, len(placement.context), self.rollout.tokenizer)
 
     def is_recording(self, begun: int) -> bool:
         """Whether the call that was located at this count has its answer, which is being recorded."""
