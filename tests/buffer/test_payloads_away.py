@@ -507,7 +507,7 @@ def test_a_write_that_failed_leaves_no_file(in_folder: World, tmp_path: Path, mo
     (lease,) = in_folder.lease(1)
     write = files._write
 
-    def write_half(path: Path, value: bytes | Pieces) -> None:
+    def write_half(path: str, value: bytes | Pieces) -> None:
         write(path, bytes(value)[: len(value) // 2])
         raise OSError(errno.ENOSPC, "No space left on device")
 
