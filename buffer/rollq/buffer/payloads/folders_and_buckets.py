@@ -168,7 +168,7 @@ class Folder:
     def check_mounted(self, marker: str) -> None:
         """Raise `NotMounted` without the marker: the file system is not mounted where the folder is."""
         try:
-            os.stat(f"{self._path}/{marker}")
+            self._at(marker).stat()
         except (FileNotFoundError, NotADirectoryError):
             raise NotMounted("it has lost everything of this run; perhaps its file system is not mounted") from None
 
