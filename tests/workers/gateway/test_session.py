@@ -18,6 +18,7 @@ from rollq.workers.gateway.sessions import answered_calls, asked_calls, call_nod
 from rollq.workers.gateway.sessions.asked_calls import SessionLimits
 from rollq.workers.gateway.sessions.outcomes import Outcome
 from rollq.workers.gateway.sessions.request_digest import after_message
+from rollq.workers.gateway.sessions.session import Session
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import FORGETFUL, Model, call, chat_tokenizer
 from support.gateway_calls import (
@@ -948,6 +949,19 @@ def test_a_call_that_nobody_waits_for_has_one_clock_which_a_repeat_stops(
     run(use)
 
 
+def with_slow_record(session: Session) -> tuple[asyncio.Event, asyncio.Event]:
+    """Make a session record its answers slowly: it sets the first event when it begins, and ends with the second."""
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def record(_sample: Sample) -> bool:
+        begun.set()
+        await go.wait()
+        return True
+
+    session.answering.rollout = replace(session.answering.rollout, record=record)
+    return begun, go
+
+
 def test_a_call_whose_client_is_lost_while_it_is_recorded_is_answered(tokenizer: HfTokenizer) -> None:
     async def use() -> None:
         session, model = with_repeats(tokenizer, limits=SessionLimits(repeat_s=0.0))
@@ -978,14 +992,7 @@ def test_a_call_whose_client_is_lost_while_it_is_recorded_is_answered(tokenizer:
 def test_a_call_that_is_being_recorded_counts_once(tokenizer: HfTokenizer) -> None:
     async def use() -> None:
         session, model = with_repeats(tokenizer, limits=SessionLimits(max_calls=2))
-        begun, go = asyncio.Event(), asyncio.Event()
-
-        async def record(_sample: Sample) -> bool:
-            begun.set()
-            await go.wait()
-            return True
-
-        session.answering.rollout = replace(session.answering.rollout, record=record)
+        begun, go = with_slow_record(session)
         model.go.set()
         first = asyncio.ensure_future(serve(session, REQUEST))
         await begun.wait()
@@ -1003,14 +1010,7 @@ def test_a_call_that_is_being_recorded_counts_once(tokenizer: HfTokenizer) -> No
 def test_a_call_that_is_stopped_while_it_is_recorded_is_one_of_the_samples_calls(tokenizer: HfTokenizer) -> None:
     async def use() -> None:
         session, model = with_repeats(tokenizer)
-        begun = asyncio.Event()
-
-        async def record(_sample: Sample) -> bool:
-            begun.set()
-            await asyncio.Event().wait()
-            return True
-
-        session.answering.rollout = replace(session.answering.rollout, record=record)
+        begun, _ = with_slow_record(session)
         model.go.set()
         asking = asyncio.ensure_future(serve(session, REQUEST))
         await begun.wait()
@@ -1025,14 +1025,7 @@ def test_a_call_that_is_stopped_while_it_is_recorded_is_one_of_the_samples_calls
 def test_the_tokens_of_a_call_that_is_being_recorded_count(tokenizer: HfTokenizer) -> None:
     async def use() -> None:
         session, model = with_repeats(tokenizer, limits=SessionLimits(max_made_tokens=1))
-        begun, go = asyncio.Event(), asyncio.Event()
-
-        async def record(_sample: Sample) -> bool:
-            begun.set()
-            await go.wait()
-            return True
-
-        session.answering.rollout = replace(session.answering.rollout, record=record)
+        begun, go = with_slow_record(session)
         model.go.set()
         first = asyncio.ensure_future(serve(session, REQUEST))
         await begun.wait()
