@@ -70,8 +70,7 @@ def as_message(answer: Answer) -> Message:
 
 def ask(session: Session, call: Call, connection: Connection) -> asyncio.Task[Answer]:
     """Ask a session for the answer to a call."""
-    session.calls.note_use()
-    return session.calls.ask(session.tree.answered.locate(call), connection)
+    return session.calls.ask(call, connection)
 
 
 async def serve(session: Session, call: Call) -> Answer:

@@ -137,12 +137,10 @@ class Server:
             raise _nothing_here(request, path)
         call = protocol.parse(body, {name.lower(): value for name, value in request.headers.items()})
         if path == COUNT_PATH:
-            counted = await session.tree.count_tokens(session.tree.answered.locate(call))
-            return json_answer(messages.token_count(counted))
+            return json_answer(messages.token_count(await session.tree.count_tokens(call)))
         self._note_ignored(call)
-        session.calls.note_use()
         connection = Connection(request)
-        asking = session.calls.ask(session.tree.answered.locate(call), connection)
+        asking = session.calls.ask(call, connection)
         try:
             send = _stream if call.stream else _send
             return await send(request, asking, connection, protocol, call, body)

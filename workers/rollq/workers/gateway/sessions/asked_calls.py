@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
 
-from rollq.workers.gateway.calls import Answer, CallRefused, session_over
+from rollq.workers.gateway.calls import Answer, Call, CallRefused, session_over
 from rollq.workers.gateway.sessions.answering import Answering
 from rollq.workers.gateway.sessions.call_nodes import Located
 from rollq.workers.gateway.sessions.call_tree import CallTree
@@ -84,7 +84,7 @@ class Asked:
 
 class AskedCalls:
     """The calls of a session by the digests of their requests. All methods run on the event loop. `used_s` is the time
-    of the last call on the monotonic clock, None before the first call; see `note_use`."""
+    of the last call on the monotonic clock, None before the first call."""
 
     def __init__(self, tree: CallTree, answering: Answering, limits: SessionLimits, closed: asyncio.Event) -> None:
         """`closed` is set when the session ends. A call sets it if the session cannot continue."""
@@ -112,21 +112,18 @@ class AskedCalls:
         """Whether a call is under way or waits for its turn."""
         return self._running > 0
 
-    def note_use(self) -> None:
-        """Note that a client uses the session, even if its call is refused. Raises `CallRefused` if the session is
-        over."""
-        self.used_s = time.monotonic()
-        if self.is_over:
-            raise session_over()
-
-    def ask(self, located: Located, caller: Caller) -> "asyncio.Task[Answer]":
+    def ask(self, call: Call, caller: Caller) -> "asyncio.Task[Answer]":
         """The answer that a caller waits for: of the earlier call that its call repeats, or of a new one. Raises
-        `CallRefused`, as awaiting the answer can.
+        `CallRefused`, as awaiting the answer can; a refused call counts as a use of the session.
 
         Several callers may wait for the same answer, so no caller may cancel it; `note_lost` notes that a caller has
         left. The answer is cancelled when the session stops, or when nobody waits for it.
         """
-        asked = self._repeated(located.digest, located.call.repeats) or self._begin(located)
+        self.used_s = time.monotonic()
+        if self.is_over:
+            raise session_over()
+        located = self._tree.answered.locate(call)
+        asked = self._repeated(located.digest, call.repeats) or self._begin(located)
         asked.wait(caller)
         return asked.task
 

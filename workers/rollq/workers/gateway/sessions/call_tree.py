@@ -79,9 +79,9 @@ class CallTree:
         self._continuing[thread] = placement
         return placement
 
-    async def count_tokens(self, located: Located) -> int:
+    async def count_tokens(self, call: Call) -> int:
         """The number of tokens in a call's prompt. Raises `CallRefused`."""
-        placement = await self.place(located)
+        placement = await self.place(self.answered.locate(call))
         self.give_up(placement)
         return len(placement.context)
 
