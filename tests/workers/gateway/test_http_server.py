@@ -13,7 +13,7 @@ from rollq.buffer.errors import ConfigError, ServerUnavailable
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.engines.protocol import Completion, Request
-from rollq.workers.gateway import http_server
+from rollq.workers.gateway import replies
 from rollq.workers.gateway.harnesses.remote import outside_loop
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import KEY_VARIABLE, Gateway
@@ -122,7 +122,7 @@ def test_too_many_messages_are_refused_before_they_are_read(tokenizer: HfTokeniz
 def test_a_stream_has_comments_until_the_answer_is_there(
     tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "KEEPALIVE_S", 0.05)
+    monkeypatch.setattr(replies, "KEEPALIVE_S", 0.05)
     go = asyncio.Event()
     model = Model(tokenizer, ["Hello"])
 

@@ -17,12 +17,12 @@ class Connection:
     """The connection of one request, as a session's `Caller`."""
 
     def __init__(self, request: web.Request) -> None:
+        self.request = request
         self.is_served = False
-        self._request = request
 
     @property
     def is_lost(self) -> bool:
-        transport = self._request.transport
+        transport = self.request.transport
         return not self.is_served and (transport is None or transport.is_closing())
 
 

@@ -1,18 +1,14 @@
-"""The gateway over HTTP: it routes requests, and answers the calls of agents, whose clients may leave before an answer.
+"""The gateway over HTTP: it routes requests.
 
 Invariant: every route needs the token of a session, except the request for a session, which needs the operator's key.
-An answer is complete before its first byte is sent. A connection counts as served after its last byte is sent.
 """
 
-import asyncio
 import logging
-import math
 import re
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 
@@ -21,12 +17,13 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.listening.connections import Connections, State, identify, note
 from rollq.buffer.listening.limits import limits_here
 from rollq.buffer.listening.listener import Listener, listen
-from rollq.workers.gateway.calls import Answer, Call, CallProtocol, CallRefused, session_over
+from rollq.workers.gateway.calls import Call, CallProtocol, CallRefused
 from rollq.workers.gateway.http_messages import Connection, body_of, json_answer, tokens_of
 from rollq.workers.gateway.open_sessions import SESSION_PATH, Gateway
 from rollq.workers.gateway.program_requests import OUTCOMES, close_session, give_session
 from rollq.workers.gateway.protocols import chat, completions, messages, responses
 from rollq.workers.gateway.protocols.models import model, model_list
+from rollq.workers.gateway.replies import Reply
 from rollq.workers.gateway.request_log import request_log
 from rollq.workers.gateway.sessions.session import Session
 
@@ -42,11 +39,6 @@ PROTOCOLS: Final[Mapping[str, CallProtocol]] = {
 }
 COUNT_PATH: Final = "/messages/count_tokens"
 SLASHES: Final = re.compile("/{2,}")
-KEEPALIVE_S: Final = 5.0
-"""Pause between comments in a stream whose answer is being made."""
-LOOK_S: Final = 0.25
-"""How soon a lost connection is noticed."""
-COMMENT: Final = b": keepalive\n\n"
 
 
 class Server:
@@ -142,12 +134,7 @@ class Server:
         connection = Connection(request)
         asking = session.calls.ask(call, connection)
         try:
-            send = _stream if call.stream else _send
-            return await send(request, asking, connection, protocol, call, body)
-        except ConnectionError:
-            if not connection.is_lost:
-                raise
-            return web.Response(status=400)  # the client is gone
+            return await Reply(connection, asking, protocol, call, body).send()
         finally:
             if not connection.is_served:
                 session.calls.note_lost()
@@ -185,73 +172,3 @@ def _protocol_of(path: str) -> CallProtocol | None:
 def _refusal(refused: CallRefused, protocol: CallProtocol) -> web.Response:
     headers = {"Retry-After": str(refused.retry_after_s)} if refused.retry_after_s else None
     return json_answer(protocol.error(refused), refused.status, headers)
-
-
-async def _send(
-    request: web.Request,
-    asking: "asyncio.Task[Answer]",
-    connection: Connection,
-    protocol: CallProtocol,
-    call: Call,
-    body: Mapping[str, Any],
-) -> web.StreamResponse:
-    """Send an answer once it is ready."""
-    await _until_answered(asking, connection, None)
-    response = json_answer(protocol.answer(call, body, _result(asking)))
-    await response.prepare(request)
-    await response.write_eof()
-    connection.is_served = True
-    return response
-
-
-async def _stream(
-    request: web.Request,
-    asking: "asyncio.Task[Answer]",
-    connection: Connection,
-    protocol: CallProtocol,
-    call: Call,
-    body: Mapping[str, Any],
-) -> web.StreamResponse:
-    """Send the events of an answer, and comments until it is ready."""
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    if not await _until_answered(asking, connection, KEEPALIVE_S):
-        await response.prepare(request)
-        while True:
-            await response.write(COMMENT)
-            if await _until_answered(asking, connection, KEEPALIVE_S):
-                break
-    try:
-        answer = _result(asking)
-    except CallRefused as refused:
-        if not response.prepared:
-            raise
-        await response.write(b"".join(protocol.error_events(call, refused)))
-        await response.write_eof()
-        return response
-    if not response.prepared:
-        await response.prepare(request)
-    await response.write(b"".join(protocol.events(call, body, answer)))
-    connection.is_served = True
-    with suppress(ConnectionError):  # clients hang up at the last event, before the end of the stream
-        await response.write_eof()
-    return response
-
-
-async def _until_answered(asking: "asyncio.Task[Answer]", connection: Connection, limit_s: float | None) -> bool:
-    """Wait for an answer; False after `limit_s`. Raises `ConnectionError` if the client is gone."""
-    left_s = math.inf if limit_s is None else limit_s
-    while left_s > 0:
-        await asyncio.wait([asking], timeout=min(LOOK_S, left_s))
-        if asking.done():
-            return True
-        if connection.is_lost:
-            raise ConnectionResetError("the client is gone")
-        left_s -= LOOK_S
-    return False
-
-
-def _result(asking: "asyncio.Task[Answer]") -> Answer:
-    """The answer that has come. Raises `CallRefused`."""
-    if asking.cancelled():
-        raise session_over()
-    return asking.result()
