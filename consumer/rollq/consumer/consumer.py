@@ -21,7 +21,6 @@ from rollq.buffer.calls.replies.tasks import Production
 from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.roles import TrainerBuffer
-from rollq.buffer.rules.shards import task_of
 from rollq.buffer.tracing.tracer import start_tracer
 from rollq.buffer.values.trainer_state import TrainerPhase
 from rollq.buffer.weights.probe import Probe
@@ -40,7 +39,7 @@ from rollq.consumer.claims.replay_check import Replay
 from rollq.consumer.claims.stream import BatchStream, why_whole
 from rollq.consumer.claims.trainer_lease import TrainerLease
 from rollq.consumer.losses.settings import LossSettings
-from rollq.consumer.production import together
+from rollq.consumer.production import take_production
 from rollq.consumer.settings import ConsumerSettings
 from rollq.consumer.weights.checkpoint_format import Weights
 from rollq.consumer.weights.publisher import WeightPublisher, make_publisher
@@ -345,10 +344,7 @@ class Consumer(Iterator[Batch]):
         """Return what each task has produced since the last call; empty on ranks other than 0."""
         if self._settings.rank != 0:
             return {}
-        taken: dict[str, list[Production]] = {}
-        for name in self._sizes.rules:
-            taken.setdefault(task_of(name), []).append(self._lease.buffer.take_production(name))
-        return {task: together(productions) for task, productions in taken.items()}
+        return take_production(self._lease.buffer, self._sizes.rules)
 
     def report(self, facts: Mapping[str, Any]) -> None:
         """Store plain facts about the last step, for `rollq status`: any values that JSON has, up to 1 MiB.

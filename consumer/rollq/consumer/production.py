@@ -1,10 +1,19 @@
-"""Describes a task's production between two train steps."""
+"""Takes and describes the production of tasks between two train steps."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rollq.buffer.calls.replies.tasks import Production
-from rollq.buffer.rules.shards import add_up
+from rollq.buffer.roles import TrainerBuffer
+from rollq.buffer.rules.shards import add_up, task_of
+
+
+def take_production(buffer: TrainerBuffer, shards: Iterable[str]) -> dict[str, Production]:
+    """Return the production of each task since the last call, over all its `shards`."""
+    taken: dict[str, list[Production]] = {}
+    for shard in shards:
+        taken.setdefault(task_of(shard), []).append(buffer.take_production(shard))
+    return {task: together(productions) for task, productions in taken.items()}
 
 
 def describe_production(production: Production) -> dict[str, Any]:
