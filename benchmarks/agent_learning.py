@@ -25,7 +25,8 @@ from tokenizers import AddedToken
 from benchmarks.learning import AGENTS, with_part
 from benchmarks.machine import describe
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.store.embedded_server import EmbeddedServer, free_port
+from rollq.buffer.common.ports import free_port
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.demo import tiny_model as tiny
 from rollq.cli.demo.files import DemoFolder
 from rollq.cli.demo.held_out import read_prompts

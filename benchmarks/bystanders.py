@@ -28,8 +28,8 @@ from benchmarks.world import TASK, admit_and_lease, make_sample, results_of, run
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies.claims import Claimed
 from rollq.buffer.calls.replies.trainer import TrainerEpoch
+from rollq.buffer.common.ports import free_port
 from rollq.buffer.rules.settings import TaskRules
-from rollq.buffer.store.embedded_server import free_port
 from rollq.consumer.tracker_settings import MlflowSettings
 from rollq.consumer.trackers.host import TrackerHost
 from rollq.consumer.trackers.tracker import Entry, Tracker

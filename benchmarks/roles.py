@@ -18,7 +18,7 @@ import redis
 
 from benchmarks.world import server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.store.embedded_server import free_port
+from rollq.buffer.common.ports import free_port
 from rollq.monitor.text.tables import aligned
 
 HEADER = ("role", "MB", "connections")

@@ -26,7 +26,7 @@ from safetensors.numpy import save_file
 
 from benchmarks.world import server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.store.embedded_server import free_port
+from rollq.buffer.common.ports import free_port
 from rollq.buffer.values.rollouts import Status
 from rollq.consumer import Consumer, ConsumerSettings
 

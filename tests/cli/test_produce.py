@@ -7,8 +7,9 @@ import orjson
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.common.ports import free_port
 from rollq.buffer.errors import StoreLost
-from rollq.buffer.store.embedded_server import EmbeddedServer, free_port
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.rollouts import Status
 from rollq.cli.settings.file import load_settings
 from rollq.producer.prompts import PromptFile

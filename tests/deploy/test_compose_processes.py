@@ -8,8 +8,8 @@ import redis
 from click.testing import CliRunner
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.common.ports import free_port
 from rollq.buffer.errors import StoreLost
-from rollq.buffer.store.embedded_server import free_port
 from rollq.cli.demo.command import demo
 from rollq.cli.main import main
 from rollq.cli.run_location import RunLocation

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollq.buffer.store.embedded_server import free_port
+from rollq.buffer.common.ports import free_port
 from rollq.monitor.report.records import METRICS_FILE
 from support.documented_commands import steps_trained
 from support.waiting import PATIENCE_S, wait_until

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollq.buffer.store.embedded_server import free_port
+from rollq.buffer.common.ports import free_port
 from support.documented_commands import Desk
 
 

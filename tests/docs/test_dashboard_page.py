@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from rollq.buffer.store.embedded_server import free_port
+from rollq.buffer.common.ports import free_port
 from support.documented_commands import ROOT, Desk, code_with, terminals
 
 PAGE = ROOT / "docs" / "guide" / "dashboard.md"

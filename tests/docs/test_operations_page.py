@@ -15,9 +15,10 @@ from click.testing import CliRunner
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies.leases import PutOutcome
+from rollq.buffer.common.ports import free_port
 from rollq.buffer.errors import NotClaimed, ServerRefused, StoreLost
 from rollq.buffer.rules.settings import TaskRules
-from rollq.buffer.store.embedded_server import EmbeddedServer, embedded_binary, free_port
+from rollq.buffer.store.embedded_server import EmbeddedServer, embedded_binary
 from rollq.buffer.store.keys import RunKeys
 from rollq.buffer.store.library import library_name
 from rollq.buffer.store.users import Role

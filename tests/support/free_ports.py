@@ -3,8 +3,8 @@
 import socket
 from contextlib import ExitStack
 
+from rollq.buffer.common.ports import free_port
 from rollq.buffer.store.embedded_cluster import BUS_OFFSET
-from rollq.buffer.store.embedded_server import free_port
 
 
 def free_ports(count: int) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from rollq.buffer.store.embedded_server import free_port
+from rollq.buffer.common.ports import free_port
 from support.waiting import wait_while_alive
 
 PROGRAM = Path(__file__).with_name("mcp_server.py")

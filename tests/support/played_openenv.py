@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from rollq.buffer.store.embedded_server import free_port
+from rollq.buffer.common.ports import free_port
 from support.waiting import PATIENCE_S
 
 EXCHANGES: dict[str, Any] = json.loads(Path(__file__).with_name("openenv_exchanges.json").read_text())

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rollq.buffer.store.embedded_server import free_port
+from rollq.buffer.common.ports import free_port
 from support.compose_file import COMPOSE
 from support.waiting import wait_until
 

@@ -10,7 +10,7 @@ from typing import Self
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
-from rollq.buffer.store.embedded_server import free_port
+from rollq.buffer.common.ports import free_port
 
 KEY, SECRET = "rollq-tests", "rollq-tests-secret"
 BUCKET = "weights"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from rollq.buffer.store.embedded_server import free_port
+from rollq.buffer.common.ports import free_port
 from rollq.monitor.report.records import METRICS_FILE, read_steps
 from support.waiting import PATIENCE_S, wait_while_alive
 

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rollq.buffer.store.embedded_server import free_port
+from rollq.buffer.common.ports import free_port
 from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import Sample, SampleStatus
 from rollq.environments.kinds import Level

@@ -12,9 +12,10 @@ import redis
 from redis._parsers.base import BaseParser
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.common.ports import free_port
 from rollq.buffer.errors import ConfigError, RollqError, ServerError, ServerRefused, ServerUnavailable
 from rollq.buffer.store.connection import Patience, connect, open_client, patiently, unfit
-from rollq.buffer.store.embedded_server import EmbeddedServer, embedded_binary, free_port
+from rollq.buffer.store.embedded_server import EmbeddedServer, embedded_binary
 from rollq.buffer.store.redis_errors import diagnose, reply_text
 from rollq.buffer.store.redis_url import address, check_url, cli_command, has_password, mask_url
 from support.any_server import AnyServer

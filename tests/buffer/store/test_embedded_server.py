@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from rollq.buffer.common.ports import free_port
 from rollq.buffer.errors import ConfigError, ServerUnavailable
 from rollq.buffer.store import embedded_server as server_module
 from rollq.buffer.store.connection import connect
@@ -248,7 +249,7 @@ def test_a_taken_port_is_refused_by_name(fresh_server: EmbeddedServer, tmp_path:
 def test_a_free_port_that_is_snatched_away_is_replaced(
     fresh_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ports = iter([fresh_server.port, server_module.free_port("127.0.0.1")])
+    ports = iter([fresh_server.port, free_port("127.0.0.1")])
     monkeypatch.setattr(server_module, "free_port", lambda _bind: next(ports))
     with EmbeddedServer(tmp_path / "second") as second, connect(second.url) as client:
         assert second.port != fresh_server.port

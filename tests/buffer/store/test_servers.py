@@ -15,11 +15,12 @@ import redis
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies.leases import PutOutcome
+from rollq.buffer.common.ports import free_port
 from rollq.buffer.errors import ConfigError, ServerRefused, ServerUnavailable
 from rollq.buffer.store import servers
 from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.embedded_cluster import EmbeddedCluster
-from rollq.buffer.store.embedded_server import EmbeddedServer, free_port
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.redis_url import check_url, mask_url, node_url, node_urls
 from rollq.buffer.store.servers import connect_servers

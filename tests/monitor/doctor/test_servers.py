@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import redis
 
+from rollq.buffer.common.ports import free_port
 from rollq.buffer.store.connection import Patience, open_client
-from rollq.buffer.store.embedded_server import EmbeddedServer, embedded_binary, free_port
+from rollq.buffer.store.embedded_server import EmbeddedServer, embedded_binary
 from rollq.monitor.doctor.checks import BUFFER_CHECKS, QUEUE_CHECKS
 from rollq.monitor.doctor.examine import examine_server
 from rollq.monitor.doctor.facts import read_facts

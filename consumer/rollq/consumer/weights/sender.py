@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any, Protocol
 
+from rollq.buffer.common.ports import free_port
 from rollq.buffer.roles import TrainerBuffer
-from rollq.buffer.store.embedded_server import free_port
 from rollq.buffer.weights.broadcast_log import LOOK_S, Broadcast, BroadcastLog, TensorSpec, assign_ranks
 from rollq.buffer.weights.probe import Probe
 from rollq.buffer.weights.store import StoredWeights
