@@ -19,7 +19,7 @@ from rollq.consumer.trainer.checkpoints import newest_checkpoint
 from rollq.consumer.trainer.learner import Learner
 from rollq.consumer.trainer.lora import add_adapter, load_adapter, save_adapter, without_adapter
 from rollq.consumer.trainer.ranks import Ranks
-from rollq.consumer.weights.probe import probe_of
+from rollq.consumer.weights.sources import probe_of
 from rollq.workers.engines.tensors import read_tensors
 from rollq.workers.engines.vllm.adapter_files import check_adapter
 from support.tiny_qwen3 import tiny_qwen3

@@ -22,8 +22,8 @@ from rollq.consumer import Batch, MicroBatch, replay_experts
 from rollq.consumer.objective.token_logprobs import token_logprobs
 from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
 from rollq.consumer.weights.nccl import NcclRendezvous
-from rollq.consumer.weights.probe import probe_of
 from rollq.consumer.weights.sender import Sender
+from rollq.consumer.weights.sources import probe_of
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode, WeightsVersion

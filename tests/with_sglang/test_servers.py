@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.values.rollouts import FinishReason, Int32Array
-from rollq.consumer.weights.probe import probe_of
+from rollq.consumer.weights.sources import probe_of
 from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode
 from rollq.workers.engines.sglang.engine import SglangEngine, SglangSettings
 from rollq.workers.engines.weights_check import WeightsRejected

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.errors import ConfigError
-from rollq.consumer.weights.probe import probe_of
+from rollq.consumer.weights.sources import probe_of
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
 from rollq.workers.engines.protocol import Request, Sampling, SwapMode

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rollq.buffer.images.processor import model_class
-from rollq.consumer.weights.probe import probe_of
+from rollq.consumer.weights.sources import probe_of
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import RequestRefused, SwapMode
 from rollq.workers.engines.vllm.api import images_problem

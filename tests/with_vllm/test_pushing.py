@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.values.rollouts import FinishReason, Int32Array
-from rollq.consumer.weights.probe import probe_of
+from rollq.consumer.weights.sources import probe_of
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
 from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode

@@ -14,7 +14,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineGenerateError
 
 from rollq.buffer.weights.probe import Probe
-from rollq.consumer.weights.probe import probe_of
+from rollq.consumer.weights.sources import probe_of
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead, Request, Sampling, SwapMode
 from rollq.workers.engines.vllm import scoring

@@ -10,9 +10,8 @@ from transformers import AutoModelForCausalLM
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.weights.chain import is_chain
 from rollq.consumer.settings import Transport
-from rollq.consumer.weights.probe import probe_of
 from rollq.consumer.weights.publisher import WeightPublisher
-from rollq.consumer.weights.sources import weights_source
+from rollq.consumer.weights.sources import probe_of, weights_source
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings

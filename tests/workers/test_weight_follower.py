@@ -13,7 +13,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.weights.probe import Probe
 from rollq.buffer.weights.store import StoredWeights, locate_weights, read_files, store_weights
-from rollq.consumer.weights.probe import probe_of
+from rollq.consumer.weights.sources import probe_of
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings

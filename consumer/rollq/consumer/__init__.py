@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from rollq.consumer.trainer.expert_replay import replay_experts
     from rollq.consumer.trainer.recorded_run import RecordedRun
     from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
-    from rollq.consumer.weights.probe import probe_of
+    from rollq.consumer.weights.sources import probe_of
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -79,6 +79,6 @@ else:
             "rollq.consumer.claims.stream": "BatchStream",
             "rollq.consumer.objective.teacher": "teacher_logprobs teacher_top_logprobs",
             "rollq.consumer.weights.checkpoint_format": "to_checkpoint_format",
-            "rollq.consumer.weights.probe": "probe_of",
+            "rollq.consumer.weights.sources": "probe_of",
         },
     )

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.values.rollouts import FinishReason, VersionSpan
 from rollq.buffer.weights.probe import BitSums, Probe, difference, probe_prompts, tolerance_of, wrong_tensors
-from rollq.consumer.weights.probe import probe_of
+from rollq.consumer.weights.sources import probe_of
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings

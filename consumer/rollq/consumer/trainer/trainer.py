@@ -41,7 +41,7 @@ from rollq.consumer.trainer.reports import reporting
 from rollq.consumer.trainer.step_metrics import StepMetrics, describe_batch, likely_causes
 from rollq.consumer.trainer.taking import BatchTaker, Taken
 from rollq.consumer.trainer.user_functions import Priorities, Prioritizer, load_metric_function, load_priorities
-from rollq.consumer.weights.probe import probe_of
+from rollq.consumer.weights.sources import probe_of
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Weights to publish or to save. Only this module inspects the user's weights.
+"""Weights to publish or to save, with their probe. Only this module inspects the user's weights.
 
 Later stages take a `Folder`, whose files are stored unchanged, or a `TensorStream`, whose tensors are written: whole,
 one after another, under their names in files.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeGuard
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.manifest import Verify, describe_folder
-from rollq.buffer.weights.probe import Probe, tolerance_of
+from rollq.buffer.weights.probe import Probe, probe_prompts, tolerance_of
 from rollq.consumer.weights.checkpoint_format import (
     Shapes,
     Weights,
@@ -128,7 +128,7 @@ def weights_source(weights: Weights, probe: Probe | None = None, *, dtype: str |
         )
     if not _is_shared_out(weights):
         check_whole(weights.state_dict())  # before the probe's forward pass, which would wait for other ranks
-    return model_stream(weights, dtype=dtype, probe=_rounded(probe or _probe_of(weights), dtype))
+    return model_stream(weights, dtype=dtype, probe=_rounded(probe or probe_of(weights), dtype))
 
 
 @contextmanager
@@ -159,10 +159,31 @@ def _is_shared_out(weights: Weights) -> bool:
     return _is_model(weights) and any(map(is_sharded, weights.parameters()))
 
 
-def _probe_of(model: Any) -> Probe:
-    from rollq.consumer.weights.probe import probe_of  # needs torch
+def probe_of(model: Any) -> Probe:
+    """The probe of a Hugging Face causal LM with its current weights: a forward pass of about a hundred tokens, and the
+    sums of its parameters.
 
-    return probe_of(model)
+    Raises `WeightsError` if its logprobs are not finite.
+    """
+    import torch
+
+    from rollq.buffer.weights.bit_sums import bit_sums
+
+    prompts = probe_prompts(model.config.get_text_config().vocab_size)
+    ids = torch.tensor([prompt.tolist() for prompt in prompts], device=next(model.parameters()).device)
+    training = [module for module in model.modules() if module.training]  # parts may be in `eval` mode on purpose
+    model.eval()
+    try:
+        with torch.no_grad():
+            logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+    finally:
+        for module in training:
+            module.training = True
+    logprobs = logits.float().log_softmax(-1)
+    chosen = logprobs.gather(-1, ids[:, 1:, None]).squeeze(-1)
+    if not bool(chosen.isfinite().all()):
+        raise WeightsError("the model's logprobs are not finite: resume from a checkpoint whose weights are sound")
+    return Probe(str(logits.dtype).removeprefix("torch."), prompts, list(chosen.cpu().numpy()), bit_sums(model))
 
 
 def _rounded(probe: Probe | None, dtype: str | None) -> Probe | None:
