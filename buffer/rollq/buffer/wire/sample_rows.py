@@ -10,6 +10,7 @@ there are none.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -90,8 +91,8 @@ class SampleRows:
     def _check(self) -> None:
         """Raise `ValueError` unless all columns are whole."""
         weights = [one for one in self.loss_tokens if one != (NO_EPOCH, NO_VERSION)]
-        counts: list[Sequence[Any]] = [*self.lengths, *weights, *self.loss_tokens.values()]
-        if any(type(count) is not int or count < 0 for mine in counts for count in mine):
+        counts = [*chain(*self.lengths), *chain(*weights), *chain(*self.loss_tokens.values())]
+        if counts and (set(map(type, counts)) != {int} or min(counts) < 0):
             raise ValueError("a count is not a whole number")
         columns = (self.lengths, *self.loss_tokens.values(), *self.numbers.values())
         if {len(column) for column in columns} - {len(self.rewards)}:
@@ -107,18 +108,9 @@ def _loss_tokens_by_weights(samples: Sequence[Sequence[Segment]]) -> dict[Weight
     by_weights: dict[Weights, list[int]] = {}
     for index, of_sample in enumerate(samples):
         for segment in of_sample:
-            for weights, tokens in _loss_tokens(segment):
-                by_weights.setdefault(weights, [0] * len(samples))[index] += tokens
+            mask, start = segment.loss_mask, 0
+            for epoch, version, tokens in segment.versions:
+                counted = tokens if mask is None else int(np.count_nonzero(mask[start : start + tokens]))
+                by_weights.setdefault((epoch, version), [0] * len(samples))[index] += counted
+                start += tokens
     return {weights: tuple(counted) for weights, counted in by_weights.items()}
-
-
-def _loss_tokens(segment: Segment) -> list[tuple[Weights, int]]:
-    """The weights that made tokens of a segment, and how many of these the loss may count."""
-    mask = segment.loss_mask
-    if mask is None:
-        return [((epoch, version), tokens) for epoch, version, tokens in segment.versions]
-    spans, start = [], 0
-    for epoch, version, tokens in segment.versions:
-        spans.append(((epoch, version), int(np.count_nonzero(mask[start : start + tokens]))))
-        start += tokens
-    return spans

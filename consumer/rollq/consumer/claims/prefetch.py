@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -25,6 +26,9 @@ LEAST_OFTEN_S = 10.0
 """A look costs the server up to a few milliseconds, so looks become rarer while they find nothing new."""
 GROUPS_PER_READ = 8
 """A claim waits for at most one read of this size."""
+
+_decoded = lru_cache(maxsize=1024)(SampleRows.decode)
+"""A batch needs the rows of its groups several times."""
 
 _Key = tuple[str, int, str]
 """Task, group id, and the nonce of the lease that made the samples. Samples under one key never change."""
@@ -213,7 +217,7 @@ def _fetch(buffer: TrainerBuffer, groups: Sequence[ClaimedGroup]) -> list[Group]
 def decode_rows(group: ClaimedGroup) -> SampleRows:
     """The rows of a group. Raises `CorruptGroup`."""
     try:
-        return SampleRows.decode(group.rows)
+        return _decoded(group.rows)
     except CorruptFrame as error:
         raise CorruptGroup(group.task, group.group_id, str(error)) from error
 
