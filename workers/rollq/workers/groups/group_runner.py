@@ -29,7 +29,7 @@ from rollq.workers.groups.filters import FilterError, completed, have_ended, is_
 from rollq.workers.groups.group_judging import GroupJudging, kept_until_judged, too_few
 from rollq.workers.groups.leases import HeldLease, StopReason
 from rollq.workers.groups.recipes import Recipe
-from rollq.workers.groups.sample_maker import SampleMaker
+from rollq.workers.groups.sample_maker import SampleMaker, storable
 from rollq.workers.groups.timeouts import AttemptTimeouts
 from rollq.workers.judging.group_judge import GroupNotJudged
 
@@ -261,7 +261,7 @@ class GroupRunner:
 
     async def _break_off(self, held: HeldLease, samples: Sequence[Sample], started_s: float, error: str | None) -> None:
         """Put partial results if there are any, otherwise hand the group back. With `error`, the try counts."""
-        lease, samples = held.lease, await self._with_away(held, samples)
+        lease, samples = held.lease, _storable(held.lease, await self._with_away(held, samples))
         has_enough = is_enough(samples, self._recipes[lease.task].min_valid_samples)
         ends = held.cut is StopReason.BATCH_OVER and has_enough
         if ends or self._worth_keeping(lease, samples):
@@ -301,6 +301,14 @@ class GroupRunner:
         for error, leases in by_error.items():
             self._buffer.hand_back(leases, counted=error is not None, error=error)
         return [None] * len(items)
+
+
+def _storable(lease: Lease, samples: Sequence[Sample]) -> list[Sample]:
+    """The samples of a stopped attempt, of which some were being judged, so that nobody has checked them yet."""
+    return [
+        storable(new) if new.status is SampleStatus.ABORTED and new is not old else new
+        for new, old in zip(samples, lease.samples, strict=True)
+    ]
 
 
 def _failed(sample: Sample, error: str, kind: FailureKind) -> Sample:

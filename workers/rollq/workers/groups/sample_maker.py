@@ -148,7 +148,8 @@ class SampleMaker:
             try:
                 is_lent = await self._make_with(recipe, held, prompt, samples, index, ends)
             finally:
-                await asyncio.to_thread(ends.close)
+                if not ends.is_empty:
+                    await asyncio.to_thread(ends.close)
             if not is_lent:
                 return
             samples[index] = await self._loans.lend(held, index, samples[index])
@@ -183,8 +184,8 @@ class SampleMaker:
             return True
         previous = recipe.previous(held.lease, samples[index])
         salvage = self._salvage_of(recipe, held, index, previous)
-        rollout = self._rollout(recipe, held, prompt, index, previous, salvage)
-        made = await self._generated_sample(recipe, held, index, replace(rollout, at_end=ends.add))
+        rollout = self._rollout(recipe, held, prompt, index, previous, salvage, ends)
+        made = await self._generated_sample(recipe, held, index, rollout)
         if made is None:
             return True
         if index in held.given_up:
@@ -234,6 +235,7 @@ class SampleMaker:
         index: int,
         previous: Sample,
         salvage: SampleSalvage | None,
+        ends: SampleEnds,
     ) -> Rollout:
         """The rollout of one sample, for its agent loop."""
         lease = held.lease
@@ -254,6 +256,7 @@ class SampleMaker:
             task=task_of(lease.task),
             index=index,
             evaluation=lease.evaluation,
+            at_end=ends.add,
         )
 
     async def _run_loop(self, recipe: Recipe, held: HeldLease, index: int, rollout: Rollout) -> Sample:
@@ -391,4 +394,4 @@ def _until_judged(lease: Lease, made: Sample, before: Sample) -> Sample:
     """The sample in case its group is stopped while it is judged: if it needs no judge, as it was `before`."""
     if made.status is not SampleStatus.COMPLETED or made.reward is not None or lease.evaluation:
         return before
-    return storable(replace(made, status=SampleStatus.ABORTED))
+    return replace(made, status=SampleStatus.ABORTED)

@@ -138,6 +138,8 @@ def read_top_logprobs(answer: Any, start: int, count: int, top_k: int) -> tuple[
 
 async def score(sample: Sample, pools: Mapping[str, ModelPool], names: Sequence[str]) -> Sample:
     """The sample with the arrays of these pools in every segment. Raises `ValueError` with the pool's name."""
+    if not names:
+        return sample
 
     async def scored(segment: Segment) -> Segment:
         requests = (pools[name].score(segment.prompt_ids, segment.response_ids) for name in names)
