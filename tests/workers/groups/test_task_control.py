@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.orders import Order
 from rollq.buffer.calls.replies.tasks import Control
-from rollq.buffer.values.rollouts import FinishReason, Lease, Prompt, Sample, Status
+from rollq.buffer.values.rollouts import FinishReason, Lease, Prompt, Sample, SampleStatus, Status
 from rollq.workers.agents.loops import Rollout, SingleTurn
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import SwapMode, WeightsVersion
@@ -190,6 +191,38 @@ def test_answers_that_are_whole_are_judged_again_and_not_made_again(
     assert [(sample.text, sample.reward, sample.finish_reason) for sample in samples] == [
         ("123456", 1.0, FinishReason.STOP)
     ] * 2
+    world.world.check()
+
+
+class Unstorable(SingleTurn):
+    """A loop whose first sample has a value that the buffer refuses."""
+
+    async def run(self, rollout: Rollout) -> Sample:
+        made = await super().run(rollout)
+        return made if rollout.index else replace(made, extra={"value": object()})
+
+
+def test_an_answer_that_cannot_be_stored_fails_alone_if_its_group_is_stopped_while_it_is_judged(
+    buffer: Buffer, server_url: str
+) -> None:
+    loops = {"judge": f"{__name__}.held_judge", "agent_loop": f"{__name__}.Unstorable"}
+    world = partial_world(buffer, server_url, min_valid_samples=1, **loops)
+    world.admit(1)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until(lambda: HELD["asked"] == 2)
+        buffer.set_control("math", PAUSE)
+        await world.until_count(Status.ABORTED, 1)
+        HELD["judge"] = False
+        buffer.set_control("math", RUN)
+        world.recycle(1)
+        await world.until_count(Status.COMPLETED, 1)
+
+    HELD.update(judge=True, asked=0)
+    assert len(world.play(scene, answer="123456", pause="abort").requests) == 2
+    ((_, samples),) = world.results(1)
+    assert [sample.status for sample in samples] == [SampleStatus.FAILED, SampleStatus.COMPLETED]
+    assert "cannot be written as JSON" in (samples[0].error or "")
     world.world.check()
 
 
