@@ -1,7 +1,8 @@
 """The architecture, checked on the source itself: who may import whom, and what nobody may use."""
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -59,19 +60,51 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@dataclass(frozen=True)
+class Facts:
+    """A source as these checks see it. `modules`: all that it imports; `relative`: lines with a relative import;
+    `calls`: the functions that it calls by a name of at most two parts."""
+
+    docstring: str | None
+    modules: frozenset[str]
+    relative: tuple[int, ...]
+    calls: frozenset[str]
+
+
+def facts_of(source: str) -> Facts:
+    """Read a source, once for all checks."""
+    tree = ast.parse(source)
+    nodes = list(ast.walk(tree))
+    return Facts(
+        ast.get_docstring(tree),
+        frozenset(imported_modules(nodes)),
+        tuple(node.lineno for node in nodes if isinstance(node, ast.ImportFrom) and node.level),
+        frozenset(called_names(nodes)),
+    )
+
+
 @cache
-def trees() -> Mapping[Path, ast.Module]:
-    """Every shipped source, parsed."""
-    return {path: ast.parse(path.read_text("utf-8")) for path in SHIPPED}
+def facts() -> Mapping[Path, Facts]:
+    """Every shipped source."""
+    return {path: facts_of(path.read_text("utf-8")) for path in SHIPPED}
 
 
-def imported_modules(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def imported_modules(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield node.module or ""
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def called_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Name(id=name)):
+                yield name
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=module), attr=name)):
+                yield f"{module}.{name}"
 
 
 def module_name(path: Path) -> str:
@@ -86,7 +119,7 @@ def project_imports() -> dict[str, set[str]]:
     sources = {module_name(path): path for path in SOURCES if path.name != "__init__.py"}
     graph: dict[str, set[str]] = {}
     for name, path in sources.items():
-        graph[name] = {module for module in imported_modules(trees()[path]) if module in sources} - {name}
+        graph[name] = {module for module in facts()[path].modules if module in sources} - {name}
     return graph
 
 
@@ -112,20 +145,16 @@ def layers(graph: dict[str, set[str]]) -> list[set[str]]:
     return found
 
 
-def called_names(tree: ast.AST) -> Iterator[str]:
-    return (ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
-
-
-def wrong_imports(part: str, tree: ast.Module) -> set[str]:
+def wrong_imports(part: str, source: Facts) -> set[str]:
     """The parts of rollq that a module of `part` imports against the rules."""
-    modules = (module.split(".") for module in imported_modules(tree))
+    modules = (module.split(".") for module in source.modules)
     return {names[1] for names in modules if names[0] == "rollq" and len(names) > 1} - MAY_IMPORT[part]
 
 
-def unsafe_uses(tree: ast.Module) -> set[str]:
+def unsafe_uses(source: Facts) -> set[str]:
     """Modules and calls in a module that would run what they read."""
-    return {module for module in imported_modules(tree) if module.split(".")[0] in UNSAFE_MODULES} | (
-        set(called_names(tree)) & UNSAFE_CALLS
+    return {module for module in source.modules if module.split(".")[0] in UNSAFE_MODULES} | (
+        source.calls & UNSAFE_CALLS
     )
 
 
@@ -134,17 +163,13 @@ def test_every_part_of_rollq_is_known_here() -> None:
 
 
 def test_imports_run_one_way() -> None:
-    wrong = {path: wrong_imports(path.relative_to(ROOT).parts[0], trees()[path]) for path in SOURCES}
+    wrong = {path: wrong_imports(path.relative_to(ROOT).parts[0], facts()[path]) for path in SOURCES}
     assert {name_of(path): parts for path, parts in wrong.items() if parts} == {}
 
 
 def test_no_import_is_relative() -> None:
     """A relative import hides who is imported."""
-    imports = [(path, node) for path, tree in trees().items() for node in ast.walk(tree)]
-    relative = [
-        (name_of(path), node.lineno) for path, node in imports if isinstance(node, ast.ImportFrom) and node.level
-    ]
-    assert relative == []
+    assert {name_of(path): source.relative for path, source in facts().items() if source.relative} == {}
 
 
 def test_no_modules_import_each_other() -> None:
@@ -176,11 +201,11 @@ def test_top_level_modules_import_only_from_modules_that_are_read_after_them(par
 
 
 def test_nothing_that_is_read_can_run() -> None:
-    assert {name_of(path): uses for path, tree in trees().items() if (uses := unsafe_uses(tree))} == {}
+    assert {name_of(path): uses for path, source in facts().items() if (uses := unsafe_uses(source))} == {}
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    assert [name_of(path) for path, tree in trees().items() if not ast.get_docstring(tree)] == []
+    assert [name_of(path) for path, source in facts().items() if not source.docstring] == []
 
 
 def test_rollq_stays_a_namespace_shared_by_its_parts() -> None:
@@ -193,9 +218,10 @@ def test_every_package_is_marked_and_documented() -> None:
 
 
 def test_these_checks_see_what_they_look_for() -> None:
-    assert wrong_imports("workers", ast.parse("from rollq.producer.sampler import Sampler")) == {"producer"}
-    assert wrong_imports("buffer", ast.parse("from rollq import cli")) == {"cli"}
-    assert wrong_imports("cli", ast.parse("import rollq.buffer.store.keys")) == set()
+    assert wrong_imports("workers", facts_of("from rollq.producer.sampler import Sampler")) == {"producer"}
+    assert wrong_imports("buffer", facts_of("from rollq import cli")) == {"cli"}
+    assert wrong_imports("cli", facts_of("import rollq.buffer.store.keys")) == set()
+    assert facts_of("from os import path\nfrom . import keys").relative == (2,)
     with pytest.raises(CycleError):
         layers({"batch": {"micro_batch"}, "micro_batch": {"packing", "batch"}})
-    assert unsafe_uses(ast.parse("import pickle as p\ntorch.load(f)\nmodel.eval()")) == {"pickle", "torch.load"}
+    assert unsafe_uses(facts_of("import pickle as p\ntorch.load(f)\nmodel.eval()")) == {"pickle", "torch.load"}

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 from rollq.buffer import errors
@@ -10,15 +11,21 @@ ROOT = Path(__file__).parents[2]
 SOURCES = [path for part in ROOT.glob("*/rollq") for path in part.rglob("*.py")]
 
 
-def classes() -> dict[str, ast.ClassDef]:
-    """The public classes of all packages by name; read from the source, since some modules need torch."""
+@cache
+def classes() -> dict[str, tuple[list[str], str]]:
+    """The bases and the docstring of all public classes of all packages, by name; read from the source, since some
+    modules need torch."""
     nodes = (node for path in SOURCES for node in ast.walk(ast.parse(path.read_text())))
-    return {node.name: node for node in nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_")}
+    return {
+        node.name: ([ast.unparse(base) for base in node.bases], ast.get_docstring(node) or "")
+        for node in nodes
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    }
 
 
 def parents() -> dict[str, str]:
     """Every error that descends from `RollqError`, and its parent among them."""
-    bases = {name: [ast.unparse(base) for base in node.bases] for name, node in classes().items()}
+    bases = {name: bases for name, (bases, _) in classes().items()}
     found: dict[str, str] = {}
     rest = {"RollqError"}
     while rest:
@@ -47,5 +54,5 @@ def test_the_docstring_lists_every_error_under_its_parent() -> None:
 
 def test_every_error_has_a_docstring_of_whole_sentences() -> None:
     known = classes()
-    docstrings = {name: ast.get_docstring(known[name]) or "" for name in parents()}
+    docstrings = {name: known[name][1] for name in parents()}
     assert [name for name, text in docstrings.items() if not (text[:1].isupper() and text.endswith("."))] == []
