@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.embedded_server import EmbeddedServer
-from support.browsed_pages import opened
+from support.browsed_pages import Watched, opened, visited
 from support.buffer_run import World
 from support.dashboard import serving
 
@@ -51,11 +51,9 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Curves]:
 
 
 @pytest.fixture
-def page(browser: Browser, curves: Curves) -> Iterator[Page]:
-    context, watched = opened(browser, curves.address)
-    yield watched.page
-    assert watched.problems == []
-    context.close()
+def page(tab: Watched, curves: Curves) -> Iterator[Page]:
+    with visited(tab, curves.address) as page:
+        yield page
 
 
 def figure(page: Page, name: str) -> Locator:

@@ -14,7 +14,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import GroupResult, Prompt, Sample, SampleStatus
-from support.browsed_pages import Clicks, opened
+from support.browsed_pages import Clicks, Watched, opened, visited
 from support.buffer_run import World
 from support.dashboard import fill, serving, written
 from support.learned_runs import answer
@@ -81,12 +81,10 @@ def address(request: pytest.FixtureRequest, stepped: Stepped) -> str:
 
 
 @pytest.fixture
-def page(browser: Browser, address: str) -> Iterator[Page]:
+def page(tab: Watched, address: str) -> Iterator[Page]:
     """The page of the run or of its archive, on a laptop; at the end nothing was wrong."""
-    context, watched = opened(browser, address)
-    yield watched.page
-    assert watched.problems == []
-    context.close()
+    with visited(tab, address) as page:
+        yield page
 
 
 def listed(page: Page) -> Locator:

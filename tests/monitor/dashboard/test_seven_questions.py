@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.main import main
-from support.browsed_pages import Clicks, opened
+from support.browsed_pages import Clicks, Watched, visited
 from support.dashboard import serving
 from support.learned_runs import CHANGED, LONG, SEARCHED, kept_alive, learn, write_settings
 
@@ -49,11 +49,9 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
 
 
 @pytest.fixture
-def page(browser: Browser, compared: Compared) -> Iterator[Page]:
-    context, watched = opened(browser, compared.address)
-    yield watched.page
-    assert watched.problems == []
-    context.close()
+def page(tab: Watched, compared: Compared) -> Iterator[Page]:
+    with visited(tab, compared.address) as page:
+        yield page
 
 
 def rollq(*words: object) -> str:
