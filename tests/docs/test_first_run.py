@@ -30,7 +30,7 @@ def test_the_first_run_trains_and_stops(desk: Desk) -> None:
 
 def test_the_messages_on_the_page_are_those_of_the_roles() -> None:
     sources = "".join(path.read_text("utf-8") for path in ROOT.glob("*/rollq/**/*.py"))
-    table = PAGE.read_text("utf-8").split("## When nothing moves")[1]
+    table = PAGE.read_text("utf-8").split("## If training does not progress")[1]
     shown = [row.split(" | ")[0] for row in table.splitlines() if row.startswith("| ")][1:]
     quoted = [quote for cell in shown for quote in re.findall("`([^`]+)`", cell) if not quote.startswith("rollq ")]
     assert len(quoted) >= 6
