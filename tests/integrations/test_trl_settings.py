@@ -31,7 +31,7 @@ def test_every_setting_of_trl_is_exact_without_effect_or_refused() -> None:
 
 def test_the_page_about_trl_names_each_setting_that_has_an_effect() -> None:
     page = (Path(__file__).parents[2] / "docs" / "guide" / "trl.md").read_text("utf-8")
-    table = page[page.index("| outcome | settings |") : page.index("Of transformers' settings")]
+    table = page[page.index("| effect | settings |") : page.index("Of transformers' settings")]
     assert set(re.findall(r"`(\w+)`", table)) - {"dr_grpo"} == {*EXACT, *REFUSED}
 
 
