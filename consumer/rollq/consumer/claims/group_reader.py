@@ -46,7 +46,10 @@ class GroupReader:
 
     def read(self, indices: Sequence[int]) -> list[Group]:
         """The groups at these indices. Raises `CorruptGroup`."""
-        groups, hits = self._prefetch.read([self._groups[index] for index in indices])
+        rows = self.rows()
+        groups, hits = self._prefetch.read(
+            [self._groups[index] for index in indices], [rows[index] for index in indices]
+        )
         self._asked += len(indices)
         self._hits += hits
         return groups

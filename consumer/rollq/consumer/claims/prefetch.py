@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -26,9 +25,6 @@ LEAST_OFTEN_S = 10.0
 """A look costs the server up to a few milliseconds, so looks become rarer while they find nothing new."""
 GROUPS_PER_READ = 8
 """A claim waits for at most one read of this size."""
-
-_decoded = lru_cache(maxsize=1024)(SampleRows.decode)
-"""A batch needs the rows of its groups several times."""
 
 _Key = tuple[str, int, str]
 """Task, group id, and the nonce of the lease that made the samples. Samples under one key never change."""
@@ -97,14 +93,14 @@ class Prefetch:
         if self._thread.is_alive():
             self._thread.join(timeout=5)
 
-    def read(self, groups: Sequence[ClaimedGroup]) -> tuple[list[Group], int]:
-        """The groups, in order, and how many of them were read ahead. Raises `CorruptGroup`."""
+    def read(self, groups: Sequence[ClaimedGroup], rows: Sequence[SampleRows]) -> tuple[list[Group], int]:
+        """The groups, in order, and how many of them were read ahead. `rows` are theirs. Raises `CorruptGroup`."""
         keys = [_key(group) for group in groups]
         with self._changed:
             self._changed.wait_for(lambda: self._in_flight.isdisjoint(keys))  # waits rather than reading a group twice
             read_ahead = [self._kept.pop(key, None) for key in keys]
-        missing = [group for group, at_hand in zip(groups, read_ahead, strict=True) if at_hand is None]
-        late = iter(_fetch(self._buffer(), missing))
+        missing = [index for index, at_hand in enumerate(read_ahead) if at_hand is None]
+        late = iter(_fetch(self._buffer(), [groups[index] for index in missing], [rows[index] for index in missing]))
         read = [
             next(late) if at_hand is None else _as_claimed(at_hand.group, group)
             for group, at_hand in zip(groups, read_ahead, strict=True)
@@ -178,7 +174,8 @@ class Prefetch:
         """Read groups that are in flight, and keep them."""
         new: dict[_Key, _Kept] = {}
         try:
-            groups = _fetch(self._buffer(), [wanted.group for wanted in chosen])
+            wanted_groups = [wanted.group for wanted in chosen]
+            groups = _fetch(self._buffer(), wanted_groups, list(map(decode_rows, wanted_groups)))
             new = {
                 _key(wanted.group): _Kept(group, wanted.size_bytes)
                 for wanted, group in zip(chosen, groups, strict=True)
@@ -205,11 +202,11 @@ def _key(group: ClaimedGroup) -> _Key:
     return group.task, group.group_id, group.nonce
 
 
-def _fetch(buffer: TrainerBuffer, groups: Sequence[ClaimedGroup]) -> list[Group]:
+def _fetch(buffer: TrainerBuffer, groups: Sequence[ClaimedGroup], rows: Sequence[SampleRows]) -> list[Group]:
     """The groups, from the store. Raises `CorruptGroup`, including for samples that their rows do not describe."""
     fetched = buffer.fetch(groups)
-    for group, claimed in zip(fetched, groups, strict=True):
-        if SampleRows.of(Samples.of(group.samples)) != decode_rows(claimed):
+    for group, of_group in zip(fetched, rows, strict=True):
+        if SampleRows.of(Samples.of(group.samples)) != of_group:
             raise CorruptGroup(group.task, group.group_id, "its samples do not match its rows")
     return fetched
 
@@ -217,7 +214,7 @@ def _fetch(buffer: TrainerBuffer, groups: Sequence[ClaimedGroup]) -> list[Group]
 def decode_rows(group: ClaimedGroup) -> SampleRows:
     """The rows of a group. Raises `CorruptGroup`."""
     try:
-        return _decoded(group.rows)
+        return SampleRows.decode(group.rows)
     except CorruptFrame as error:
         raise CorruptGroup(group.task, group.group_id, str(error)) from error
 
