@@ -304,7 +304,7 @@ class GroupRunner:
 
 
 def _storable(lease: Lease, samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of a stopped attempt, of which some were being judged, so that nobody has checked them yet."""
+    """The samples of a stopped attempt. Some were being judged, and have not been checked yet."""
     return [
         storable(new) if new.status is SampleStatus.ABORTED and new is not old else new
         for new, old in zip(samples, lease.samples, strict=True)
