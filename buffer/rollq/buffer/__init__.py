@@ -1,6 +1,6 @@
 """The replay buffer: groups stored in Redis, and every move that a group can make. It is independent of roles.
 
-A group has exactly one status. Each move is one atomic call of a Redis function and has its name here.
+A group has exactly one status. Each move is one atomic call to a Redis function, whose name labels it here.
 
 admit, fill_batch
        |
@@ -21,7 +21,7 @@ admit, fill_batch
      +-----recycle---|---------+
                      +-put-> filtered, failed
 
-Other moves of the same functions, and moves of functions that the picture leaves out:
+Other moves of these functions, and moves of functions that are not in the picture:
 
 insert              new -> completed, for finished groups of a task that is offline
 put                 running -> expired, or gone, when the result is too stale; -> pending when its batch still needs it
@@ -39,8 +39,8 @@ task_begin_epoch    claimed -> archived, for steps that the trainer's checkpoint
 order_group         completed, filtered, failed -> pending; running, completed -> failed; or gone: by hand
 rewind              archived -> claimed (replay); claimed, archived -> completed (return) or pending (regenerate)
 
-Gathered groups wait for the rest of a coordinator's batch, or belong to an evaluation. A task's counters say why each
-group left, so none is lost unnoticed.
+Gathered groups wait for the rest of a coordinator's batch, or belong to an evaluation. A task's counters record why
+each group left, so none is lost unnoticed.
 """
 
 from typing import TYPE_CHECKING

@@ -28,8 +28,8 @@ class Buffer(
 ):
     """The replay buffer of one run. Synchronous and thread-safe; asyncio code calls it from a few threads.
 
-    It has the methods of every role. Annotate code for one role with that role's class in `rollq.buffer.roles`, and
-    mypy rejects calls that the role may not make.
+    It has every role's methods. Annotate code for one role with that role's class in `rollq.buffer.roles`, so that mypy
+    rejects calls that the role may not make.
 
     >>> with Buffer.connect("redis://127.0.0.1:6379/0", "gsm8k") as buffer:
     ...     buffer.counts("math").ready

@@ -1,4 +1,4 @@
-"""Reads the values that a trainer has written beside the archive for each token that it trained."""
+"""Reads the values that a trainer has written beside the archive, one per trained token."""
 
 import re
 import time
@@ -13,7 +13,7 @@ from rollq.buffer.archive.schema import check_version, parquet
 from rollq.buffer.errors import ArchiveError
 
 LISTED_S = 5.0
-"""How long a listing of the files is reused, in seconds; it lacks steps that were trained later."""
+"""How long a file listing is reused, in seconds; steps trained after it are missing."""
 GROUPS_KEPT = 16
 """The number of groups whose values are kept in memory."""
 _NAME = re.compile(r"step-(\d+)-(\d+)-\d+-\d+\.parquet")
@@ -24,9 +24,9 @@ Values = Sequence[float | bool | None]
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """A trainer's values of one segment of a sample.
+    """A trainer's values for one segment of a sample.
 
-    `values`, by name, have an item for each response token, None for tokens that were not trained.
+    Each of `values`, by name, has an item for each response token: None if the token was not trained.
     """
 
     advantage: float | None = None
@@ -34,14 +34,14 @@ class Annotation:
 
 
 Annotations = Mapping[tuple[int, int], Annotation]
-"""Index of the sample and of its segment -> the values that were written."""
+"""(Sample index, segment index) -> the values that were written."""
 
 
 class AnnotationReader:
-    """Reads the annotations of one incarnation of a run. Only one thread may use it."""
+    """Reads the annotations of one run incarnation. Only one thread may use a reader."""
 
     def __init__(self, url: str, run: str, incarnation: str) -> None:
-        """`url` is the archive's URL; each run has a folder there. Raises `ConfigError` if it is unavailable."""
+        """`url` is the archive's URL; each run has a folder there. Raises `ConfigError` if `url` is unavailable."""
         parquet()
         self._objects = open_archive(url)
         self._folder = f"{run}+annotations/{incarnation}"
@@ -50,9 +50,9 @@ class AnnotationReader:
         self._kept: OrderedDict[tuple[str, int, int], Annotations] = OrderedDict()
 
     def of_group(self, task: str, group_id: int, step: int) -> Annotations:
-        """The values that the last trainer of a step wrote for a group; empty if it wrote none.
+        """Return the values that a step's last trainer wrote for a group; empty if that trainer wrote none.
 
-        Raises `ArchiveError`, and any error of the file system or the bucket.
+        Raises `ArchiveError`, and any error from the file system or the bucket.
         """
         key = task, group_id, step
         if key not in self._kept:
@@ -96,9 +96,9 @@ class AnnotationReader:
 
 
 def root_of(url: str, names: Sequence[str], run: str, incarnation: str) -> str:
-    """The URL of the whole archive; `url` may name a folder in it, with the files `names`.
+    """The URL of the whole archive; `url` may name a folder in the archive, with the files `names`.
 
-    Raises `ArchiveError` for files of `rollq export`, which have nothing beside them.
+    Raises `ArchiveError` for files from `rollq export`, which have no annotations beside them.
     """
     path = PurePosixPath(names[0]).parent
     above = PurePosixPath(url.removeprefix("s3:/"))

@@ -29,9 +29,9 @@ POLL_S = 1.0
 WAIT_S = 60.0
 """How long dropped groups wait for other groups of the same step, in seconds."""
 PORTION_BYTES = 256 << 20
-"""Approximate limit for the frames of a portion: a file is made in memory."""
+"""Approximate limit for a portion's frames, since its file is made in memory."""
 MARKER = "_this+run"
-"""A name that no task can have and that pandas skips. If the marker is missing, so is the folder of the run."""
+"""A name that no task can have and that pandas skips. If the marker is missing, so is the run's folder."""
 
 
 def open_archive(url: str) -> Objects:
@@ -55,7 +55,7 @@ class Archiver:
     """Archives the groups that leave a run. Any number of archivers may work concurrently."""
 
     def __init__(self, buffer: ArchiverBuffer, url: str, *, wait_s: float = WAIT_S) -> None:
-        """Raises `ConfigError` if the run's archive so far is in a different folder or bucket."""
+        """Raises `ConfigError` if the run was previously archived to a different folder or bucket."""
         parquet()
         self._buffer = buffer
         self._name = f"archive.url = {url!r}"
@@ -73,9 +73,9 @@ class Archiver:
                 stop.wait(POLL_S)
 
     def finish(self, stop: threading.Event) -> None:
-        """Archive everything that has left or is kept for audit, once the run is over.
+        """Once the run is over, archive all groups that have left or are kept for audit.
 
-        Waits for an archiver that is working or has just died, and while the buffer is being saved. Raises
+        Waits while another archiver is working or has just died, and while the buffer is being saved. Raises
         `ArchiveError` if everything is archived except trained groups that no checkpoint covers.
         """
         self._wait_s = 0.0
@@ -89,7 +89,7 @@ class Archiver:
                 stop.wait(POLL_S)
 
     def _waits(self, task: str) -> bool:
-        """Whether groups of a task remain to be archived after its run is over."""
+        """Whether a finished run's task still has groups to archive."""
         counts = self._buffer.counts(task)
         audited = (Status.FAILED, Status.FILTERED) if counts.clock.rules.archive else ()
         return any(counts.statuses[status] for status in (Status.LEAVING, *audited))
@@ -108,7 +108,7 @@ class Archiver:
     def archive_once(self, stop: threading.Event) -> int:
         """Archive one portion of each task that has one; return the number of groups.
 
-        While the server, the folder or the bucket is unavailable or full, it waits and logs the reason.
+        Waits, and logs the reason, while the server, the folder or the bucket is unavailable or full.
         """
         try:
             return sum(self._archive_portion(task, stop) for task in self._buffer.tasks())
@@ -156,7 +156,7 @@ class Archiver:
             self._wait_out(lambda: self._objects.put(marker, b""))
 
     def _put(self, task: str, name: str, value: bytes) -> None:
-        """Write a file. While that fails, record why in the buffer, and keep other archivers off the portion."""
+        """Write a file. While this fails, record the reason in the buffer and keep other archivers off the portion."""
 
         def put() -> None:
             try:
@@ -174,12 +174,12 @@ class Archiver:
 
 
 def file_name(portion: Portion) -> str:
-    """The name of a portion's file in the folder of its run."""
+    """The name of a portion's file in its run's folder."""
     return f"{portion.task}/step-{portion.step:08d}-{portion.number:06d}.parquet"
 
 
 def encode_file(run: str, incarnation: str, portion: Portion, groups: Iterable[StoredGroup]) -> bytes:
-    """A Parquet file of groups. The same groups give the same bytes."""
+    """Encode groups as a Parquet file. The same groups give the same bytes."""
     sink = BytesIO()
     write_rows(sink, run, incarnation, (row for group in groups for row in rows_of(run, group, portion.step)))
     return sink.getvalue()

@@ -24,7 +24,7 @@ def groups_in(buffer: Buffer, query: Any) -> Iterator[list[Row]]:
 
 
 def export(groups: Iterable[list[Row]], path: Path, form: str) -> int:
-    """Write groups to a new file, which appears complete or not at all; returns how many.
+    """Write groups to a new file, which appears complete or not at all; returns the number of groups.
 
     Raises `ConfigError` if the file exists or cannot be written.
     """
@@ -62,7 +62,7 @@ def _write_parquet(file: BinaryIO, rows: Iterable[Row]) -> None:
 
 
 def _write_lines(file: BinaryIO, rows: Iterable[Row]) -> None:
-    """A JSON object per row. Times are texts, and the bytes of arrays base64."""
+    """Write a JSON object per row. Times are texts, and array bytes are in base64."""
     for table in tables_of(rows):
         for row in table.to_pylist():
             file.write(orjson.dumps(row, default=_encode_bytes, option=orjson.OPT_APPEND_NEWLINE))
@@ -75,7 +75,7 @@ def _encode_bytes(value: Any) -> str:
 
 
 def read_lines_row(row: Row) -> Row:
-    """A row from its line of JSON, with the bytes of its arrays. Raises `ValueError` if they are invalid."""
+    """Decode a row, arrays included, from its line of JSON. Raises `ValueError` if an array's bytes are invalid."""
     segments = [[{**array, "data": _decode_bytes(array["data"])} for array in arrays] for arrays in row["arrays"]]
     return {**row, "arrays": segments}
 

@@ -1,4 +1,4 @@
-"""Rows of the archive as the value that the buffer returns for a group, so that a view of one shows both. Pure."""
+"""Converts archive rows to the value that the buffer returns for a group, so that one view shows both. Pure."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -14,7 +14,7 @@ from rollq.buffer.wire.prompts import decode_prompt
 
 
 def found_group(rows: Sequence[Mapping[str, Any]], now_ms: int, *, with_samples: bool = False) -> FoundGroup:
-    """A group from all its rows, as seen at `now_ms`. Without samples, columns of tokens and texts may be missing."""
+    """A group from all its rows, as seen at `now_ms`. Without samples, token and text columns may be missing."""
     first = rows[0]
     record = first["prompt_record"].encode()
     return FoundGroup(

@@ -1,4 +1,4 @@
-"""Pages through the groups of an archive: newest steps first, one file and few of its columns at a time.
+"""Pages through an archive's groups: newest steps first, one file and few of its columns at a time.
 
 `refresh` finds files that appeared later.
 """
@@ -33,19 +33,19 @@ from rollq.buffer.values.rollouts import Sample, SampleStatus
 FILES_KEPT = 8
 """The number of files whose groups are kept in memory, without their samples."""
 FILES_PER_PAGE = 32
-"""The most files that are read for one page."""
+"""The most files read for one page."""
 LISTED = (
     "task", "group_id", "sample", "outcome", "reason", "step", "status", "reward", "worker", "versions",
     "prompt_record", "tries", "admitted_at", "put_at", "claimed_at", "committed_at", "left_at", "generate_ms", "row",
     "pipeline", "leases", "finish_reason", "error", "failure",
 )  # fmt: skip
-"""The columns of a list of groups."""
+"""The columns that a group list reads."""
 SEARCHED = ("status", "text", "extra")
-"""The columns of samples that a search reads."""
+"""The sample columns that a search reads."""
 
 
 class _Listed(NamedTuple):
-    """A group without its samples, and the rows of its file that have them."""
+    """A group without its samples, and the file rows that hold the samples."""
 
     group: FoundGroup
     first: int
@@ -53,7 +53,7 @@ class _Listed(NamedTuple):
 
 
 class _Name(NamedTuple):
-    """A file: the task and the step of its groups, None if its name does not have them."""
+    """A file's name, and its groups' task and step; these are None if the name lacks them."""
 
     name: str
     task: str | None
@@ -61,7 +61,7 @@ class _Name(NamedTuple):
 
 
 class ArchivePages:
-    """The groups of the run that the archive belongs to. Thread-safe."""
+    """The groups of the archive's run. Thread-safe."""
 
     def __init__(self, archive: Archive) -> None:
         """Raises `ArchiveError` if the archive has several runs, or files that this rollq cannot read."""
@@ -85,7 +85,7 @@ class ArchivePages:
         return self._tasks
 
     def page(self, selection: Selection, *, after: str = "", limit: int = 50) -> Page:
-        """Up to `limit` groups of a selection; see `Paging.page`. A search reads at most `MOST_READ` of them.
+        """Return up to `limit` groups of a selection; see `Paging.page`. A search reads at most `MOST_READ` groups.
 
         A page reads at most `FILES_PER_PAGE` files, so an empty page may still have a next page.
 
@@ -97,8 +97,8 @@ class ArchivePages:
         return self._page_of_files(selection, *parse_after(after), limit)
 
     def candidates(self, selection: Selection) -> Candidates:
-        """The groups of a ranked list, in its order: at most `MOST_SORTED`, from the newest `FILES_PER_PAGE` files of
-        the selection."""
+        """The groups of a ranked list, in order: at most `MOST_SORTED`, from the selection's newest `FILES_PER_PAGE`
+        files."""
         found: list[Candidate] = []
         names = [name.name for name in self._names if _may_have(name, selection)]
         looked_at = files = 0
@@ -114,7 +114,7 @@ class ArchivePages:
         return Candidates(sorted(found, key=lambda one: one.place), files < len(names))
 
     def read_candidates(self, some: Sequence[Candidate], selection: Selection) -> Iterator[FoundGroup]:
-        """The groups of candidates, with only what a search needs of their samples."""
+        """The candidates' groups, with only the sample columns that a search needs."""
         for candidate in some:
             name, index = candidate.where
             with self._lock:
@@ -144,7 +144,7 @@ class ArchivePages:
         return None
 
     def _searchable(self, name: str, one: _Listed, selection: Selection) -> FoundGroup:
-        """A group with only what a search needs of its samples."""
+        """A group with only the sample columns that a search needs."""
         if not selection.searches_samples:
             return one.group
         samples = tuple(
@@ -169,7 +169,7 @@ class ArchivePages:
         return self._files[name]
 
     def _read(self, name: str, one: _Listed, columns: Sequence[str] | None) -> list[Row]:
-        """The rows of a group; reads only the row groups of the file that have them."""
+        """The rows of a group; reads only the file's row groups that hold these rows."""
         with self._archive.open(name) as file:
             sizes = [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)]
             starts = list(accumulate(sizes, initial=0))
@@ -180,7 +180,7 @@ class ArchivePages:
         return rows
 
     def _may_have_group(self, name: str, group_id: int) -> bool:
-        """Whether a group is in the range of ids of a file."""
+        """Whether a group's id is in a file's id range."""
         if name not in self._ids:
             with self._archive.open(name) as file:
                 self._ids[name] = _range_of(file, "group_id")
@@ -207,14 +207,14 @@ def _parse_name(name: str) -> _Name:
 
 
 def _may_have(name: _Name, selection: Selection) -> bool:
-    """Whether a file may have groups of a selection, by its name."""
+    """Whether a file may have groups of a selection, judging by its name."""
     return (name.task is None or name.task in selection.tasks) and (
         selection.step is None or name.step in (selection.step, None)
     )
 
 
 def _wanted(listed: Sequence[_Listed], selection: Selection, first: int = 0) -> list[tuple[int, FoundGroup]]:
-    """The groups of a file that are in a selection, ignoring texts, with their places from `first` on."""
+    """A file's groups that are in a selection, ignoring texts, with their positions counted from `first`."""
     groups = enumerate(one.group for one in listed)
     return [(index, group) for index, group in groups if index >= first and _is_wanted(group, selection)]
 
@@ -226,7 +226,7 @@ def _is_wanted(group: FoundGroup, selection: Selection) -> bool:
 
 
 def _range_of(file: Any, column: str) -> tuple[int, int]:
-    """The least and the greatest value of a column, from the statistics of a file."""
+    """A column's least and greatest values, from the file's statistics."""
     at = file.schema.names.index(column)
     statistics = [file.metadata.row_group(group).column(at).statistics for group in range(file.num_row_groups)]
     return min((bounds.min for bounds in statistics), default=1), max((bounds.max for bounds in statistics), default=0)

@@ -1,4 +1,4 @@
-"""Reads an archive: groups by query, and the batches of a run."""
+"""Reads an archive: groups by query, and a run's batches."""
 
 import re
 from collections import defaultdict
@@ -47,7 +47,7 @@ def status_of(outcome: str) -> Status:
 
 
 class Archive:
-    """The files of an archive in a folder, or in a bucket at `s3://bucket/prefix`, by name."""
+    """An archive's files, by name, in a folder or in a bucket at `s3://bucket/prefix`."""
 
     def __init__(self, url: str) -> None:
         """Raises `ConfigError` if the folder does not exist, `ArchiveError` if it has no archive files."""
@@ -68,14 +68,14 @@ class Archive:
             raise ArchiveError(f"{self.url} cannot be read now: {str(error).partition(chr(10))[0]}") from error
 
     def rows(self, name: str) -> list[Row]:
-        """The rows of a file. Raises `ArchiveError` if this rollq cannot read it."""
+        """The rows of a file. Raises `ArchiveError` if this rollq cannot read the file."""
         with self.open(name) as file:
             read: list[Row] = file.read().to_pylist()
         return read
 
     @contextmanager
     def open(self, name: str) -> Iterator[Any]:
-        """A file, as a `pyarrow.parquet.ParquetFile`. Raises `ArchiveError` if this rollq cannot read it."""
+        """Open a file as a `pyarrow.parquet.ParquetFile`. Raises `ArchiveError` if this rollq cannot read it."""
         with self._objects.open(name) as content, archive_file(content, f"{self.url}/{name}") as file:
             yield file
 
@@ -99,7 +99,7 @@ class Archive:
             yield from filter(condition.holds, map(_record, by_group(rows)))
 
     def _names_for(self, condition: Condition) -> Iterator[str]:
-        """The files that may have groups that match a condition, judging by their names."""
+        """The files that, judging by their names, may have groups that match a condition."""
         steps = steps_of(condition)
         for name in self.names:
             named = OF_A_STEP.fullmatch(Path(name).name)
@@ -107,9 +107,9 @@ class Archive:
                 yield name
 
     def run(self) -> tuple[str, str]:
-        """The name and the incarnation of the run that the archive belongs to.
+        """The name and the incarnation of the archive's run.
 
-        Raises `ArchiveError` when there are several.
+        Raises `ArchiveError` if the archive has several runs.
         """
         one_of_each_folder = {Path(name).parent: name for name in self.names}.values()  # reading all may take hours
         runs = {self._run_of(name) for name in one_of_each_folder}
@@ -124,7 +124,7 @@ class Archive:
         return metadata[RUN_KEY].decode(), metadata[INCARNATION_KEY].decode()
 
     def steps(self) -> dict[int, list[str]]:
-        """Step -> files with this step in their name. Raises `ArchiveError` for a file of `rollq export`."""
+        """Step -> files with this step in their name. Raises `ArchiveError` for a file from `rollq export`."""
         files: dict[int, list[str]] = defaultdict(list)
         for name in self.names:
             if not (named := OF_A_STEP.fullmatch(Path(name).name)):
@@ -133,11 +133,11 @@ class Archive:
         return dict(sorted(files.items()))
 
     def batch(self, step: int, names: Sequence[str]) -> list[TrainedGroup]:
-        """The groups of a step's batch, in order, from its files; none if the step trained nothing.
+        """Return the groups of a step's batch, in order, from the step's files; none if the step trained nothing.
 
-        Leaves out groups without a position, trained before their task had an archive. If a step was trained again
-        after a crash, the last trainer's batch counts. Raises `ArchiveError` if groups of the batch are not in the
-        archive.
+        Leaves out groups without a position, which were trained before their task had an archive. If a step was trained
+        again after a crash, the last trainer's batch counts. Raises `ArchiveError` if the archive lacks groups of the
+        batch.
         """
         trained: list[TrainedGroup] = []
         for task, rows_of_task in self._last_trained(names):
@@ -158,7 +158,7 @@ class Archive:
         return trained
 
     def _last_trained(self, names: Sequence[str]) -> "groupby[str, Row]":
-        """The rows of these files with a position, as the last trainer trained them, by task."""
+        """These files' rows that have a position, as the last trainer trained them, by task."""
         rows = [row for name in names for row in self.rows(name) if row["position"] is not None]
         last = max((row["trainer_epoch"] for row in rows), default=0)
         kept = [row for row in rows if row["trainer_epoch"] == last]
@@ -176,7 +176,7 @@ def by_group(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _record(rows: Sequence[Row]) -> GroupRecord:
-    """A group as queries see it. Its staleness is at its step."""
+    """A group as queries see it, with its staleness at its step."""
     first = rows[0]
     oldest = first["oldest_version"]
     return GroupRecord(

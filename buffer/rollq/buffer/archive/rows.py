@@ -1,4 +1,4 @@
-"""Groups as rows of the archive, and back, without loss."""
+"""Converts groups to archive rows and back, without loss."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -41,8 +41,8 @@ _DECODED = ("reward_parts", "sampling", "tools", "tool_choice", "extra")
 
 @dataclass(frozen=True, slots=True)
 class TrainedGroup:
-    """A group of a batch: its place among the `batch_groups` of its task, the number of groups that the step has from
-    all tasks, the epoch of the trainer that trained it, and the version counts of the batch's claim."""
+    """A group of a batch: its position among its task's `batch_groups`, the step's number of groups from all tasks, the
+    epoch of the trainer that trained the group, and the version counts of the batch's claim."""
 
     group: Group
     position: int
@@ -54,10 +54,10 @@ class TrainedGroup:
 
 
 def rows_of(run: str, stored: StoredGroup, step: int) -> list[Row]:
-    """A row for each sample of a group. `step` is the step that trained the group, or the next step when the group
-    left.
+    """Return a row for each sample of a group. `step` is the step that trained the group, or the next step when the
+    group left.
 
-    If a group's fields cannot be read, logs the error and returns one row with the outcome `damaged`.
+    If the group's fields cannot be read, logs the error and returns one row with the outcome `damaged`.
     """
     try:
         return _rows_of(run, stored, step)
@@ -111,7 +111,7 @@ def _rows_of(run: str, stored: StoredGroup, step: int) -> list[Row]:
 
 
 def _leases(stored: StoredGroup) -> list[Row] | None:
-    """The leases of a group, or None, with a log line, if they cannot be read: they are only for display, and the rest
+    """A group's leases; if they cannot be read, logs this and returns None: leases are only for display, and the rest
     of the group is intact."""
     try:
         return [_lease_columns(lease) for lease in past_leases(stored.fields)]
@@ -186,7 +186,7 @@ def _check_complete(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def group_of(rows: Sequence[Mapping[str, Any]]) -> TrainedGroup:
-    """The group of a batch from its rows, as the trainer got it. Raises `ArchiveError` if samples are missing."""
+    """A batch's group from its rows, as the trainer received it. Raises `ArchiveError` if samples are missing."""
     first = rows[0]
     _check_complete(f"group {first['task']}:{first['group_id']}", rows)
     group = Group(

@@ -15,15 +15,14 @@ from rollq.buffer.roles import MonitorBuffer
 
 
 class RunArchive:
-    """The files of the run's incarnation at the URL of its archive, listed on first use.
+    """The files of the run's incarnation at its archive's URL, listed on first use.
 
     All methods raise `ConfigError` or `ArchiveError` if the archive cannot be reached: a missing archive never counts
-    as an empty one.
+    as empty.
     """
 
     def __init__(self, url: str, call: Callable[[Callable[[MonitorBuffer], Any]], Any]) -> None:
-        """`call` calls a function with the run's buffer and returns its result. The archive is read outside that
-        call."""
+        """`call` calls a function with the run's buffer and returns the result. Archive reads happen outside `call`."""
         self.url, self._call = url, call
 
     @cached_property
@@ -44,7 +43,7 @@ class RunArchive:
 
     @cached_property
     def pages(self) -> ArchivePages | None:
-        """Pages of its groups; None while nothing is archived."""
+        """Pages of the archived groups; None while nothing is archived."""
         return None if self.archive is None else ArchivePages(self.archive)
 
     def matching(self, query: Any) -> Iterator[GroupRecord]:

@@ -1,6 +1,6 @@
 """The columns of the archive's files, and their meaning.
 
-A row is a sample. A column with several values per sample is a list with an item for each segment of the conversation.
+Each row holds a sample. A column with several values per sample holds a list with an item per conversation segment.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import pyarrow
 
 VERSION = 3
-"""Version of the columns and their meaning."""
+"""Version of the columns and their meanings."""
 VERSION_KEY, RUN_KEY, INCARNATION_KEY = b"rollq.archive.version", b"rollq.run", b"rollq.incarnation"
-"""Keys in the metadata of a file."""
+"""Keys in a file's metadata."""
 TABLE_ROWS = 512
 COLUMNS = {
     "run": "name of the run",
@@ -134,7 +134,7 @@ def write_rows(sink: BinaryIO, run: str, incarnation: str, rows: Iterable[dict[s
 
 
 def tables_of(rows: Iterable[dict[str, Any]]) -> "Iterator[pyarrow.Table]":
-    """Rows in tables of `TABLE_ROWS` at most."""
+    """Yield the rows in tables of at most `TABLE_ROWS` rows."""
     import pyarrow as pa
 
     waiting = iter(rows)
@@ -144,9 +144,9 @@ def tables_of(rows: Iterable[dict[str, Any]]) -> "Iterator[pyarrow.Table]":
 
 @contextmanager
 def archive_file(content: BinaryIO, name: str) -> Iterator[Any]:
-    """A file of an archive as a `pyarrow.parquet.ParquetFile`.
+    """Open an archive file as a `pyarrow.parquet.ParquetFile`.
 
-    Raises `ArchiveError`, with the `name`, if the file is damaged or is not an archive file.
+    Raises `ArchiveError`, naming the file by `name`, if the file is damaged or is not an archive file.
     """
     with _parsing(name), parquet().ParquetFile(content) as file:
         _check_columns(file.schema_arrow, name)

@@ -1,4 +1,4 @@
-"""The producer's side of the buffer: admits prompts, reclaims groups of dead workers, and removes stale groups."""
+"""The producer's side of the buffer: admits prompts, reclaims dead workers' groups, and removes stale groups."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -21,10 +21,10 @@ class Admission(Sweeping):
     ) -> Admitted:
         """Turn prompts into pending groups, as many as `target` leaves room for, and move the cursor with them.
 
-        `prompts` are pairs of a prompt and the dataset cursor after it. They are admitted in order, and only if the
-        cursor is still `cursor`, the trainer's epoch is still `epoch`, and production is running. `target` bounds the
-        sum of all `SCHEDULED` groups and of the batches of the trained steps. `step` is the train step that the new
-        groups are for. Raises `ConfigError` for a task that is offline.
+        `prompts` holds pairs of a prompt and the dataset cursor after it. Prompts are admitted in order, and only if
+        the cursor is still `cursor`, the trainer's epoch is still `epoch`, and production is running. `target` bounds
+        the number of `SCHEDULED` groups plus the groups in the trained steps' batches. `step` is the train step that
+        the new groups are for. Raises `ConfigError` for an offline task.
         """
         self._check_is_sampled(task)
         args = [
@@ -38,19 +38,19 @@ class Admission(Sweeping):
     def record_prompts(
         self, task: str, digest: str, rows: int, seeds: str, path: str, *, revision: int = 0
     ) -> PromptRecord:
-        """Record the prompts of a task, replacing the record with this `revision`; 0 means that there is no record yet.
+        """Record a task's prompts, replacing the record with this `revision`; 0 means that there is no record yet.
 
-        Returns the resulting record. If the digest changes, the statistics of prompts are dropped.
+        Returns the resulting record. If the digest changes, prompt statistics are dropped.
         """
         record = self.call_task("record_prompts", task, revision, digest, rows, seeds, path)
         now, digest_now, count, order, place = (value.decode(errors="replace") for value in record)
         return PromptRecord(int(now), digest_now, int(count), order, place)
 
     def prompt_stats(self, task: str, rows: Sequence[int]) -> dict[int, PromptStats]:
-        """Statistics of the prompts in these rows, except rows that were never tried.
+        """Return the statistics of the prompts in these rows, except rows that were never tried.
 
-        They are kept only for tasks with `prompt_stats`. One prompt's statistics take 54 bytes of the server's memory
-        on Valkey 9, and 83 on Redis 7.0.
+        Statistics are kept only for tasks with `prompt_stats`. A prompt's statistics take 54 bytes of server memory on
+        Valkey 9, and 83 on Redis 7.0.
         """
         key = task_keys(self.run, task).prompts
         replies = self.send_all([("HMGET", key, *some) for some in slices(rows, MAX_IDS_PER_CALL)])
@@ -58,15 +58,15 @@ class Admission(Sweeping):
         return {row: _decode_stats(value) for row, value in values if value is not None}
 
     def rows_too_long(self, task: str) -> dict[int, int]:
-        """Row of a prompt that a worker found too long -> its tokens."""
+        """Row of a prompt that a worker found too long -> the prompt's number of tokens."""
         tokens_by_row = self.send("HGETALL", task_keys(self.run, task).too_long)
         return {int(row): int(tokens) for row, tokens in tokens_by_row.items()}
 
     def account_rows(self, task: str, account: str, *, rows: int, passed: int, unusable: Sequence[UnusableRow]) -> None:
-        """Record the number of a task's rows: all `rows`, rows read up to the cursor `passed`, and `unusable` rows.
+        """Record a task's row counts: all `rows`, rows read up to the cursor `passed`, and `unusable` rows.
 
         Each row counts once, even if several producers report it. `account` names the file and the way it is read; a
-        different account starts the counts again.
+        different account restarts the counts.
         """
         for start in range(0, max(1, len(unusable)), MAX_IDS_PER_CALL):
             portion = chain.from_iterable(unusable[start : start + MAX_IDS_PER_CALL])
@@ -81,7 +81,7 @@ class Admission(Sweeping):
         limit: int,
         statuses: Sequence[Status] = (Status.ABORTED, Status.EXPIRED),
     ) -> int:
-        """Send up to `limit` aborted and expired groups back to pending, within `target`. Returns how many moved."""
+        """Send up to `limit` aborted and expired groups back to pending, within `target`; returns how many moved."""
         names, total = [status.value for status in statuses], 0
         while (wanted := min(limit - total, MOVED_IDS_PER_CALL)) > 0:
             moved = self.call_task("recycle", task, epoch, target, wanted, *names)

@@ -12,13 +12,12 @@ from rollq.buffer.store.keys import task_keys
 MAX_PORTION_GROUPS = 1000
 GROUPS_PER_TRIP = 32
 ARCHIVER_LEASE_MS = 30_000
-"""For how long after its last call an archiver keeps other archivers off a task, in seconds. Safety depends only on
-portions."""
+"""How long after its last call an archiver keeps other archivers off a task, in ms. Safety depends only on portions."""
 _AT_WORK = -1
 
 
 class Portion(NamedTuple):
-    """Groups for one file of the archive: train step `step` trained them, or they left during it."""
+    """Groups for one archive file: train step `step` trained them, or they left during that step."""
 
     task: str
     number: int
@@ -43,11 +42,11 @@ class Archiving(ReadingStored):
     def take_to_archive(
         self, task: str, archiver: str, *, most: int, wait_s: float, trouble: str = ""
     ) -> Portion | None:
-        """The groups of the next file; None if there are none, or while another archiver holds the task.
+        """Return the next file's groups; None without any, or while another archiver holds the task.
 
-        Groups that left at the current step wait `wait_s` for others, unless `most` groups are there. The portion stays
-        the same for all archivers until `forget_archived`. `trouble` says why the last portion is not written, for
-        display.
+        Groups that left at the current step wait `wait_s` for others, unless there are `most` groups. The portion stays
+        the same for all archivers until `forget_archived`. For display, `trouble` says why the last portion is not
+        written.
         """
         most = min(most, MAX_PORTION_GROUPS)
         wait_ms = round(wait_s * 1000)
@@ -56,12 +55,12 @@ class Archiving(ReadingStored):
         return None if number in (0, _AT_WORK) else Portion(task, number, step, tuple(map(int, ids)))
 
     def is_waiting(self, portion: Portion) -> bool:
-        """Whether a portion is still to be archived: none of its groups is missing."""
+        """Whether a portion still has to be archived: none of its groups is missing."""
         number, ids = self.send("HMGET", task_keys(self.run, portion.task).archive, "number", "ids")
         return ids is not None and int(number) == portion.number
 
     def forget_archived(self, portion: Portion) -> bool:
-        """Remove the groups of an archived portion. False while the buffer is being saved: call again."""
+        """Remove an archived portion's groups. Returns False while the buffer is being saved: call again."""
         return bool(self.call_task("forget_archived", portion.task, portion.number))
 
     def leave_audit(self, task: str) -> int:
@@ -73,7 +72,7 @@ class Archiving(ReadingStored):
         return total
 
     def read_stored(self, task: str, ids: Sequence[int]) -> Iterator[StoredGroup]:
-        """Groups with their frames, in order, without deleted groups."""
+        """Yield groups with their frames, in order, without deleted groups."""
         for trip in slices(ids, GROUPS_PER_TRIP):
             yield from self._read_stored(task, trip)
 

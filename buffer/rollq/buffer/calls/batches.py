@@ -1,5 +1,4 @@
-"""Batches that are gathered as a whole, for an evaluation or a coordinator: no claim takes a group out of such a
-batch."""
+"""Batches that are gathered as a whole, for an evaluation or a coordinator: no claim takes groups from such batches."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,10 +14,10 @@ MAX_FILL = 500
 
 
 class Batches(BufferCore):
-    """Calls that read and fill batches opened by another role."""
+    """Calls that read and fill batches that another role opened."""
 
     def fill_batch(self, task: str, handle: str, size: int, prompts: Sequence[Prompt], *, last: bool) -> int:
-        """Add up to `MAX_FILL` prompts to a batch that has `size` groups; returns its new size. Harmless to repeat.
+        """Add up to `MAX_FILL` prompts to a batch of `size` groups; returns the batch's new size. Harmless to repeat.
 
         Raises `BatchOver`, `ServerRefused` when memory is full.
         """
@@ -27,7 +26,7 @@ class Batches(BufferCore):
         return int(self.call_task("fill_batch", task, handle, size, closed, *encoded))
 
     def batch(self, task: str, batch_id: str) -> BatchState | None:
-        """The latest batch with this id; None if there was none, or if 200 batches have ended since."""
+        """The latest batch with this id; None if there was none, or if 200 batches have ended since then."""
         handle = self.send("HGET", task_keys(self.run, task).batches, batch_id)
         return None if handle is None else self.batch_by_handle(task, handle.decode())
 

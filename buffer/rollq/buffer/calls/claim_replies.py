@@ -1,4 +1,4 @@
-"""Claims of a step: their requests, and batches and plans from the replies of their functions. Pure."""
+"""Claims of a step: their requests, and the batches and plans decoded from function replies. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -15,8 +15,8 @@ _Counted = tuple[ClaimedGroup, Counting]
 
 
 class Plan(NamedTuple):
-    """The plan of a step: groups per task (none before a rank has planned the round), whether its batch was delivered
-    once, the round of claiming, how often the step was released, and the groups per task up to the end of each part."""
+    """A step's plan: groups per task (none before a rank has planned the round), whether the batch was ever delivered,
+    the claim round, how often the step was released, and the groups per task up to each part's end."""
 
     sizes: dict[str, int]
     delivered: bool
@@ -26,13 +26,13 @@ class Plan(NamedTuple):
 
     @property
     def ends(self) -> list[dict[str, int]]:
-        """The groups of every task up to the end of each part."""
+        """For each part, the groups of every task up to its end."""
         return [{task: part.get(task, 0) for task in self.sizes} for part in self.parts]
 
 
 class Asked(NamedTuple):
-    """The request of a claim: a whole batch, or with `so_far` the part that is ready; the groups that the caller has;
-    the seed of draws; and the most bytes of prompts and frames that come with the groups."""
+    """A claim's request: a whole batch, or with `so_far` the part that is ready; the groups that the caller has; the
+    seed for draws; and the most bytes of prompts and frames to send with the groups."""
 
     so_far: bool = False
     known: Claimed | None = None
@@ -48,7 +48,7 @@ FIRST_ROUND = Plan({}, delivered=False, claim_round=0, releases=0)
 
 
 def decode_plan(reply: Any) -> Plan:
-    """The plan from the reply to `plan`."""
+    """Decode the plan in a reply to `plan`."""
     sizes, delivered, claim_round, releases, parts = reply
     return Plan(orjson.loads(sizes or b"{}"), bool(delivered), claim_round, releases, [*map(orjson.loads, parts)])
 
@@ -77,7 +77,7 @@ def _exceeds(ends: Sequence[Mapping[str, int]], groups: "Mapping[str, Sequence[_
 
 
 def decode_claimed(step: int, replies: Mapping[str, Any], plan: Plan, known: Claimed | None) -> Claimed | None:
-    """The batch from the replies to the claims of all its tasks (see `claim.lua`), and from its `known` part.
+    """Return the batch from its `known` part and the replies to claims in all its tasks (see `claim.lua`).
 
     None if the replies belong to another round, or if another rank divided more of the batch than these claims saw.
     """
@@ -113,8 +113,7 @@ def _known_of(known: Claimed, task: str) -> list[ClaimedGroup]:
 def _in_parts(
     groups: Mapping[str, list[_Counted]], tasks: Iterable[str], ends: Sequence[Mapping[str, int]]
 ) -> tuple[list[_Counted], tuple[int, ...]]:
-    """The groups of all tasks, part by part, then the groups in no part; and the number of groups up to the end of each
-    part."""
+    """All tasks' groups, part by part, then those in no part; and the number of groups up to each part's end."""
     ordered, totals, done = list[_Counted](), list[int](), dict.fromkeys(tasks, 0)
     for part in ends:
         for task, end in part.items():
@@ -127,7 +126,7 @@ def _in_parts(
 
 
 def _counting(reply: Any, count: int) -> list[Counting]:
-    """The age of the tokens of each of a task's `count` groups."""
+    """For each of a task's `count` groups, how its tokens' age counts."""
     counting = [Counting(Floors.decode(reply[1].decode()), int(reply[4]))] * count
     for line in reply[5].decode().splitlines():
         first, threshold, floors = line.split(" ", 2)
@@ -151,7 +150,7 @@ def claimed_group(
     probability: bytes,
     *stored: bytes,
 ) -> ClaimedGroup:
-    """A group from its description (see `describe_groups`). `stored` has its prompt and frame, or nothing."""
+    """Make a group from its description (see `describe_groups`). `stored` holds its prompt and frame, or nothing."""
     numbers = (oldest, arrival, tries, tokens, float(reward or 0))
     pipeline = PipelineOutput.decode(shaped)
     drawn = float(probability) if probability else None
@@ -159,7 +158,7 @@ def claimed_group(
 
 
 def shortfall_of(step: int, replies: Mapping[str, Any], wanted: Mapping[str, int]) -> Shortfall:
-    """The shortfall from the replies to claims (see `claim.lua`)."""
+    """The shortfall, from claim replies (see `claim.lua`)."""
     short = {task: lacking for task, lacking in _incomplete(replies) if lacking.is_short_of(wanted[task])}
     return Shortfall(
         step,

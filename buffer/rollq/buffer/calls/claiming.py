@@ -1,10 +1,10 @@
 """Batches of train steps: claimed from completed groups, and released.
 
-Nothing is atomic across tasks, so a step with several tasks is planned first. The plan fixes its sizes per task, and
-decides between ranks that deliver the batch and ranks that undo it because a task came up short.
+Nothing is atomic across tasks, so a step with several tasks is planned first. The plan fixes the step's group count per
+task, and decides between ranks that deliver the batch and ranks that undo it because a task came up short.
 
-A batch may be claimed while it fills (`so_far`). Its tasks then grow one by one, and the plan fixes the parts in which
-ranks train it.
+A batch may be claimed while it fills (`so_far`). Its tasks then grow one by one, and the plan fixes the parts that
+ranks train.
 """
 
 import math
@@ -31,7 +31,7 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
 
 MOST_FRAME_BYTES = 256 << 10
-"""Bytes of prompts and frames that come with a claim of each task: more would keep the server busy."""
+"""The most bytes of prompts and frames sent with each task's claim: more would keep the server busy."""
 ReleaseMode = Literal["return", "drop", "quarantine"]
 
 
@@ -52,15 +52,15 @@ class Claiming(Sweeping):
     ) -> Claimed | Shortfall:
         """Return the batch of `step` with `sizes[task]` groups of each task, or its shortfall. Does not wait.
 
-        The first outcome is stored: later calls, by any rank and after any crash, return the same batch, until it is
-        released. The step is claimed for all tasks or for none; with `short_ok`, a task that is short gives what it
-        has.
+        The first outcome is stored: until the batch is released, later calls return the same batch, on any rank and
+        after any crash. The step is claimed for all tasks or for none; with `short_ok`, a short task gives the groups
+        that it has.
 
         With `so_far`, a short batch starts with groups that the full batch will have: see `Claimed.lack`. Later calls
-        return them too, with or without `so_far`. `known` is the result of the last such call, whose groups are not
-        read again. `seed` decides draws, together with the step and the completed groups. `frame_bytes` limits the
-        prompts and frames that come with the groups, so that `fetch` need not read them; 0 suits a caller that fetches
-        few of the groups. Raises `FencedError`, `HistoryGone`, `CheckpointOverdue`, `ConfigError`.
+        return these groups too, with or without `so_far`. `known` is the last such call's result; its groups are not
+        read again. `seed`, the step and the completed groups determine draws. `frame_bytes` limits the prompts and
+        frames sent with the groups, which `fetch` need not read; 0 suits a caller that fetches few of the groups.
+        Raises `FencedError`, `HistoryGone`, `CheckpointOverdue`, `ConfigError`.
         """
         if not sizes:
             raise ConfigError("a batch needs a task: name its tasks and their groups")
@@ -78,9 +78,9 @@ class Claiming(Sweeping):
             asked = asked._replace(known=None)  # not the known batch
 
     def divide(self, held: TrainerEpoch, claimed: Claimed) -> bool:
-        """Make the groups of a batch that are in no part yet its next part, for every rank and trainer.
+        """Make a batch's groups that are in no part yet its next part, for every rank and trainer.
 
-        The first caller decides: the next claim has the part, which another rank may have made smaller or larger.
+        The first caller decides: the next claim returns the part, which another rank may have made smaller or larger.
         Returns False if the batch has been released. Raises `FencedError`.
         """
         groups = dict.fromkeys(claimed.planned, 0)
@@ -91,7 +91,7 @@ class Claiming(Sweeping):
         return bool(self.call("divide", *fence, claimed.step, claimed.plan_round, number, encoded))
 
     def _sizes_at_hand(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The sizes, limited to the ready groups."""
+        """The sizes, limited to the number of ready groups."""
         claim_round = self.send("HGET", self.keys.plan(step), "round")
         if claim_round is not None and len(self._without_manifest(sizes, step)) == len(sizes):
             self._replan(held, step, int(claim_round), released=False)  # a claim wanted more
@@ -100,7 +100,7 @@ class Claiming(Sweeping):
     def _claim_single(
         self, held: TrainerEpoch, step: int, sizes: Mapping[str, int], asked: Asked
     ) -> Claimed | Shortfall | None:
-        """Plan and claim a step of one task in the same round trip, since it cannot be torn."""
+        """Plan and claim a step of one task in one round trip, since such a step cannot be torn."""
         (task,) = sizes
         planned, reply = self.call_all(
             [
@@ -146,7 +146,7 @@ class Claiming(Sweeping):
         return decode_claimed(step, replies, plan, None) if plan.delivered and is_whole else None
 
     def _claim_so_far(self, held: TrainerEpoch, step: int, plan: Plan, asked: Asked) -> Claimed | Shortfall | None:
-        """Claim the ready part of a step with several tasks. Nothing is returned before it is divided into parts."""
+        """Claim the ready part of a step with several tasks. Returns none of it before it is divided into parts."""
         calls = [self._claim_call(held, step, task, plan, asked) for task in plan.sizes]
         replies = {
             task: self._swept(held, step, task, plan, reply, asked)
@@ -157,7 +157,7 @@ class Claiming(Sweeping):
         return decode_claimed(step, replies, plan, asked.known)
 
     def _look(self, step: int, plan: Plan) -> Shortfall | None:
-        """The shortfall of the step, determined without claiming, so that claims are rarely torn."""
+        """Determine the step's shortfall without claiming, so that claims are rarely torn."""
         missing = self._without_manifest(plan.sizes, step)
         if len(missing) < 2:
             return None
@@ -166,22 +166,22 @@ class Claiming(Sweeping):
         return shortfall if shortfall.wanted else None
 
     def _undo(self, held: TrainerEpoch, step: int, plan: Plan) -> bool:
-        """Release the claimed groups of a torn step; False if another rank has delivered it."""
+        """Release a torn step's claimed groups; returns False if another rank has delivered the step."""
         if self._settle(held, step, plan.sizes, "undo", plan.claim_round).delivered:
             return False
         self._release(held, plan.sizes, step, "return", plan.claim_round, {})
         return True
 
     def _swept(self, held: TrainerEpoch, step: int, task: str, plan: Plan, reply: Any, asked: Asked) -> Any:
-        """The reply to a claim, which is repeated while stale groups are in the way."""
+        """Repeat a claim while stale groups are in the way; returns the last reply."""
         while reply[0] == b"sweep" and self.expire(task):
             (reply,) = self.call_all([self._claim_call(held, step, task, plan, asked)])
         return reply
 
     def plan_anew(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int]) -> bool:
-        """Let the next claim of `step` take `sizes`, if its plan differs for a task and nothing of it is claimed.
+        """Let the next claim of `step` take `sizes`, if its plan differs for a task and none of its groups is claimed.
 
-        Rank 0 calls this when its claim waits for groups while rules change. Returns whether the step has a new plan.
+        Rank 0 calls this if rules change while its claim waits for groups. Returns whether the step has a new plan.
         Raises `FencedError`.
         """
         plan = self._planned(held, step, sizes, self._settle(held, step, sizes, "look", 0))
@@ -209,8 +209,8 @@ class Claiming(Sweeping):
         action: Literal["look", "deliver", "undo"],
         claim_round: int,
     ) -> Plan:
-        """Read the plan of a step, or deliver or undo the claims of a round; returns the decision, which any rank may
-        have made."""
+        """Read a step's plan, or deliver or undo a round's claims; returns the decision, which any rank may have
+        made."""
         return decode_plan(self.call(*self._plan_call(held, step, sizes, action, claim_round)))
 
     def _plan_call(
@@ -239,10 +239,10 @@ class Claiming(Sweeping):
         return [claimed_group(task, *fields) for task, reply in by_task.items() for fields in reply]
 
     def prioritize(self, held: TrainerEpoch, task: str, priorities: Mapping[int, float]) -> int:
-        """Change the priorities of groups of a task, by group id; the copy of a trained group takes its priority.
+        """Change the priorities of a task's groups, by group id; a trained group's copy takes the group's priority.
 
-        Returns how many of the groups may still be trained. Raises `ConfigError` for a priority that is not a finite
-        number above 0, and `FencedError`.
+        Returns how many of the groups may still be trained. Raises `FencedError`, and `ConfigError` for a priority that
+        is not a finite number above 0.
         """
         for group_id, priority in priorities.items():
             if not 0 < priority < math.inf:
@@ -269,10 +269,10 @@ class Claiming(Sweeping):
         claim_round: int,
         bad: Mapping[str, Sequence[int]] | None = None,
     ) -> int:
-        """Give up a claimed batch: its groups are completed again, dropped (counted) or quarantined. Returns how many.
+        """Give up a claimed batch; its groups are completed again, dropped (counted) or quarantined. Returns how many.
 
         `claim_round` is the round of the `Claimed`, so a late copy of this call leaves the step's next batch alone.
-        `bad` maps tasks to ids of groups that are quarantined in any mode. Harmless to repeat.
+        `bad` maps tasks to the ids of groups to quarantine in any mode. Harmless to repeat.
         """
         if step <= held.replayed_through:  # the step is trained again, with a different batch
             self._forget_plans(held, step, step, spared=held.epoch)
@@ -293,12 +293,12 @@ class Claiming(Sweeping):
         return sum(int(self.call_task("release", task, *fence, *bad.get(task, ()))) for task in tasks)
 
     def _replan(self, held: TrainerEpoch, step: int, claim_round: int, *, released: bool) -> int:
-        """Forget the plan of a step. Returns its new round, or the old round if it was delivered and not released."""
+        """Forget a step's plan. Returns the new round, or the old one if its batch was delivered and not released."""
         fence = (self.keys.info, self.incarnation, held.epoch, held.nonce)
         return int(self.call("replan", *fence, step, claim_round, int(released)))
 
     def _forget_plans(self, held: TrainerEpoch, first: int, last: int, *, spared: int | None = None) -> None:
-        """Drop the plans of steps that a checkpoint covers, or of steps that the epoch `spared` trains again."""
+        """Drop the plans of steps that a checkpoint covers or that the epoch `spared` trains again."""
         fence = (self.keys.info, self.incarnation, held.epoch, held.nonce)
         for start in range(first, last + 1, MAX_IDS_PER_CALL):
             end = min(last, start + MAX_IDS_PER_CALL - 1)

@@ -18,9 +18,9 @@ class Coordination(Evaluations, Fetching, Sweeping):
     """Calls of coordinators."""
 
     def cut_off(self, task: str, handle: str) -> int:
-        """Ask workers for the finished groups of a batch; returns how many groups are still to come.
+        """Ask workers for a batch's finished groups; returns how many groups are still to come.
 
-        Workers put the groups that have enough finished samples; the others leave the batch. Does nothing if groups
+        Workers put groups that have enough finished samples; the other groups leave the batch. Does nothing if groups
         need all their samples. Harmless to repeat.
         """
         return int(self.call_task("cut_off", task, handle))
@@ -38,22 +38,22 @@ class Coordination(Evaluations, Fetching, Sweeping):
     def end_finalize(
         self, task: str, handle: str, nonce: str, result: bytes, shaped: Mapping[int, PipelineOutput | str]
     ) -> Finalizing:
-        """File the groups of a batch: by id, the pipeline's output, or why the group is filtered. `result` is kept.
+        """File a batch's groups. `shaped` maps ids to the pipeline's output, or the reason to filter the group.
 
-        Unfinished groups become aborted. Returns the outcome, which another process may have decided.
+        `result` is kept. Unfinished groups become aborted. Returns the outcome, which another process may have decided.
         """
         args = [item for group_id, given in shaped.items() for item in (group_id, *_encode_shaped(given))]
         state, stored = self.call_task("end_finalize", task, handle, nonce, result, *args)
         return Finalizing(state.decode(), stored)
 
     def undo_finalize(self, task: str, handle: str, nonce: str) -> None:
-        """Give a batch back after its pipeline failed: it is running again, with all of its results."""
+        """Give a batch back after its pipeline failed: the batch is running again, with all its results."""
         self.call_task("undo_finalize", task, handle, nonce)
 
     def abort_batch(self, task: str, handle: str, reason: str, *, keep_finished: bool = False) -> int:
-        """End a batch: unfinished groups are dropped; finished ones are kept as completed, or dropped too.
+        """End a batch and drop its unfinished groups. Finished groups are kept as completed, or dropped too.
 
-        Returns how many were dropped; 0 if the batch has already ended.
+        Returns how many groups were dropped; 0 if the batch has already ended.
         """
         total, more = 0, 1
         while more:

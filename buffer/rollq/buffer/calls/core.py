@@ -31,13 +31,13 @@ _forged = LogOnce(logging.getLogger(__name__))
 
 DEFAULT_PAYLOADS = PayloadSettings()
 FIRST_REVISION = 1
-"""Revision of the rules with which a task was created."""
+"""Revision of the rules that a task was created with."""
 _CONTROL_MOVED = -1
 """A function's reply if a control changed after its caller read it."""
 
 
 class LiveEpoch(NamedTuple):
-    """The live epoch, which a task that is registered late joins."""
+    """The live epoch, which late-registered tasks join."""
 
     epoch: int
     nonce: str
@@ -79,8 +79,8 @@ class BufferCore(RunStore):
     ) -> Self:
         """Open the buffer of `run` on the server or cluster at `url`, and load missing functions.
 
-        `payloads` is the place of large frames, the same for every role. Raises `ConfigError` (an invalid run name, or
-        a URL of payloads that is neither a folder nor a bucket), `ServerUnavailable`, `ServerRefused`.
+        `payloads` says where large frames are stored, the same for every role. Raises `ConfigError` (an invalid run
+        name, or a payload URL that is neither a folder nor a bucket), `ServerUnavailable`, `ServerRefused`.
         """
         servers = cls.open_servers(url, run, password)
         try:
@@ -95,8 +95,8 @@ class BufferCore(RunStore):
         self.payloads.find_server_folder(self._created_with)
 
     def _created_with(self) -> tuple[str, str] | None:
-        """The run's incarnation as stored, and the place where the run keeps payloads outside its servers, "" for none;
-        None before the run is created."""
+        """The run's stored incarnation, and where the run keeps payloads outside its servers, "" for nowhere; None
+        before the run is created."""
         incarnation, place = self.send("HMGET", self.keys.info, "incarnation", "payloads")
         return (incarnation.decode(errors="replace"), (place or b"").decode()) if incarnation else None
 
@@ -108,9 +108,9 @@ class BufferCore(RunStore):
     # -- creation ---------------------------------------------------------------------------------------------------
 
     def create_run(self, *, model: str = "", tokenizer: str = "", identities: Mapping[str, str] | None = None) -> None:
-        """Create the run, or compare the fingerprints of its model and tokenizer with the given fingerprints.
+        """Create the run, or compare its model and tokenizer fingerprints with the given fingerprints.
 
-        `identities` are other facts that roles must agree on, by name: environments and chat templates. Raises
+        `identities` holds other facts that roles must agree on, by name: environments and chat templates. Raises
         `RunMismatch`, with both values.
         """
         new, outside = secrets.token_hex(16), self.payloads.outside
@@ -144,7 +144,7 @@ class BufferCore(RunStore):
         self.payloads.outside.check_marker()
 
     def _place_outside(self) -> str:
-        """The place where the run keeps payloads outside its servers, "" for none. Raises `StoreLost`."""
+        """Where the run keeps payloads outside its servers, "" for nowhere. Raises `StoreLost`."""
         return (self.send("HGET", self.keys.info, "payloads") or b"").decode() if self.incarnation else ""
 
     def _live_epoch(self) -> LiveEpoch:
@@ -155,15 +155,15 @@ class BufferCore(RunStore):
         return LiveEpoch(int(epoch or 0), (nonce or b"").decode(), int(version or -1), int(from_step or 0))
 
     def _discard_leftover(self, task: str) -> None:
-        """Remove the clock of a task without groups whose run is gone. A role that sleeps while it starts creates such
-        a clock if its run is deleted during that time."""
+        """Remove the clock of a task that has no groups and whose run is gone. A starting role creates such a clock if
+        its run is deleted while the role sleeps."""
         leftover = self.send("HGET", task_keys(self.run, task).clock, "incarnation")
         live = self.send_all([("HMGET", self.keys.info, "incarnation", "restored_as")])[0]  # after `found` was read
         if leftover and leftover not in live and self.incarnation.encode() in live:
             self.call("discard_task", task_keys(self.run, task).clock, leftover)
 
     def _carry_epoch(self, task: str) -> range:
-        """Bring a task's clock into the live epoch; returns the steps that may have a batch."""
+        """Bring a task's clock into the live epoch; returns the steps that may have batches."""
         live, more = self._live_epoch(), 1
         while more:
             more, last, first = self.call_task("task_begin_epoch", task, live.epoch, live.nonce, live.from_step)
@@ -172,7 +172,7 @@ class BufferCore(RunStore):
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def read_payloads(self, task: str, named: Mapping[int, str]) -> dict[int, bytes]:
-        """The payloads of groups, by id, except those that are gone. `named` is the payload that each group names."""
+        """The groups' payloads, by group id, except payloads that are gone. `named` maps each group to its payload."""
         keys = task_keys(self.run, task)
         away = {group_id: name for group_id, text in named.items() if (name := PayloadName.parse(task, text))}
         in_slot = [group_id for group_id in named if group_id not in away]
@@ -184,7 +184,7 @@ class BufferCore(RunStore):
     def tasks(self) -> list[str]:
         """Names of the run's tasks, sorted. Raises `StoreLost` when the run is gone, which an empty list would hide.
 
-        A name that no task can have was written by someone else and is left out.
+        Leaves out a name that no task can have: someone else wrote it.
         """
         expected = self.incarnation
         # names first: if the incarnation is still the same afterwards, the names belong to it
@@ -260,16 +260,16 @@ class BufferCore(RunStore):
     def events(
         self, *kinds: EventKind, task: str | None = None, others: Mapping[str, Callable[[Any], object]] | None = None
     ) -> Events:
-        """A subscription to the run's wake-ups.
+        """Subscribe to the run's wake-ups.
 
-        If given, `kinds` limits it to wake-ups of these kinds, and `task` to wake-ups of this task and of the run as a
-        whole. `others` maps other channels to functions that are called with each of their messages.
+        If given, `kinds` limits the subscription to wake-ups of these kinds, and `task` to wake-ups for this task and
+        for the whole run. `others` maps other channels to functions that are called with each message there.
         """
         prefix = None if task is None else task_keys(self.run, task).prefix
         return Events(self.servers, self.keys.events, self._patience, kinds, prefix, others or {})
 
     def event_channel(self, kind: EventKind) -> str:
-        """The channel of the run's wake-ups of one kind, by which `events` may name it among `others`."""
+        """The channel for the run's wake-ups of one kind; `others` of `events` may have it as a key."""
         return channel_of(self.keys.events, kind)
 
     def is_on(self, client: redis.Redis) -> bool:
@@ -277,10 +277,10 @@ class BufferCore(RunStore):
         return [address(client)] == [address(server) for server in self.servers.primaries()]
 
     def memory(self) -> Fullness:
-        """How full the server's memory is; on a cluster, the memory of the fullest primary, since all have payloads.
-        Raises `ServerRefused` if a server may now evict keys: its policy can change at run time.
+        """How full the server's memory is; on a cluster, the fullest primary's memory, since all primaries have
+        payloads. Raises `ServerRefused` if a server may now evict keys: its policy can change at run time.
 
-        Waits for an unavailable primary only if it has keys of the run or of tasks that this role knows.
+        Waits for an unavailable primary only if it holds keys of the run or of tasks that this role knows.
         """
         keys = [self.keys.info, *(task_keys(self.run, task).clock for task in self._rules)]
 
@@ -341,5 +341,5 @@ def pairs(flat: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def number(value: bytes) -> float:
-    """A number as the functions write it: an int unless it has a fraction or an exponent."""
+    """Parse a number from a function: an int unless it has a fraction or an exponent."""
     return float(value) if b"." in value or b"e" in value else int(value)

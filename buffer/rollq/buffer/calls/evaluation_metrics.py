@@ -14,10 +14,10 @@ from rollq.buffer.values.sample_numbers import means, together
 log = logging.getLogger(__name__)
 
 MetricFunction = Callable[[str, Sequence[EvaluatedGroup]], Mapping[str, float]]
-"""A user-written function: the name of an evaluation and the results of its prompts -> further metrics by name."""
+"""A user-written function: an evaluation's name and its prompts' results -> further metrics by name."""
 
 MOST_SOURCES = 32
-"""With more data sources than this, there are only metrics over all prompts."""
+"""With more data sources than this, metrics are only computed over all prompts."""
 
 
 def evaluation_metrics(
@@ -30,16 +30,16 @@ def evaluation_metrics(
 ) -> dict[str, float]:
     """Metrics `eval/<name>/...` over the prompts of an evaluation.
 
-    `count` is the number of prompts that are finished and judged, `failed` the number of groups without tries left, and
-    `unfinished` the number of all others. `reward` is the mean over prompts of the mean over their samples (avg@n), and
-    `tokens` the mean number of response tokens per completed sample. `parts/<name>` are means of the reward parts, and
-    of other numbers, over the samples that have them. Without a finished prompt, there are only the counts.
+    `count` is the number of finished and judged prompts, `failed` the number of groups without tries left, and
+    `unfinished` the number of all others. `reward` averages the prompts' mean rewards over their samples (avg@n), and
+    `tokens` is the mean number of response tokens per completed sample. `parts/<name>` are the means of reward parts
+    and other numbers over the samples that have them. Without a finished prompt, there are only the counts.
 
-    `detailed` adds reward_min, reward_max, reward_std (of the population) of the prompts; for each k of
-    `rollq.buffer.rewards.at_k.sizes`, `pass@k`, `best@k` and `worst@k`: means over the prompts with at least k judged
-    samples, where a sample passes with `pass_reward`; and `source/<data source>/...`: the same for the prompts of each
-    data source, if there are several. `function` adds what it returns for all prompts. Raises `ConfigError` if it
-    returns anything but numbers by name.
+    `detailed` adds the prompts' reward_min, reward_max and reward_std (population); `pass@k`, `best@k` and `worst@k`
+    for each k of `rollq.buffer.rewards.at_k.sizes`: means over the prompts with at least k judged samples, where a
+    sample passes with `pass_reward`; and `source/<data source>/...`: the same for each data source's prompts, if there
+    are several sources. `function` adds the metrics that it returns for all prompts. Raises `ConfigError` if it returns
+    anything but numbers by name.
     """
     metrics = _metrics_of(groups, pass_reward, detailed=detailed)
     if detailed:
@@ -91,7 +91,7 @@ def _passed(pass_reward: float, rewards: Sequence[float], k: int) -> float:
 
 
 def _by_source(name: str, groups: Sequence[EvaluatedGroup]) -> dict[str, list[EvaluatedGroup]]:
-    """The prompts of each data source, if there are two to `MOST_SOURCES`."""
+    """Each data source's prompts, if there are two to `MOST_SOURCES` sources."""
     sources: dict[str, list[EvaluatedGroup]] = {}
     for group in groups:
         if group.source is not None:

@@ -22,16 +22,16 @@ from rollq.buffer.wire.sample_rows import SampleRows
 BatchType = Literal["train", "eval"]
 GROUPS_PER_TRIP = 500
 SOURCE_FIELD = "data_source"
-"""The column that names the data set of a row. If the first row lacks it, no row is searched for it."""
+"""The column that names a row's data set. If the first row lacks this column, no other row is searched for it."""
 
 
 class EvaluatedGroup(NamedTuple):
     """The result of one prompt of an evaluation.
 
-    `reward` is the mean over its judged samples, None while the group is unfinished or when it `failed`. `samples`
-    counts the samples that completed, and `tokens` their response tokens. `numbers` are numbers of single samples, see
-    `rollq.buffer.values.sample_numbers`. `rewards` are the rewards of the judged samples. `source` is the `data_source`
-    of the prompt's metadata, None without one.
+    `reward` is the mean over the judged samples, None while the group is unfinished or when it `failed`. `samples`
+    counts the completed samples, and `tokens` their response tokens. `numbers` holds per-sample numbers (see
+    `rollq.buffer.values.sample_numbers`), and `rewards` the judged samples' rewards. `source` is the `data_source` in
+    the prompt's metadata, None without one.
     """
 
     reward: float | None
@@ -45,10 +45,10 @@ class EvaluatedGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationState:
-    """The running evaluation of a task, or else its last evaluation.
+    """A task's running evaluation, or else its last evaluation.
 
-    `finished` of its `prompts` are finished; `failed` of these have no result. `version` and `reward` are the weights
-    and the mean reward of the last evaluation that ended with a result; None before the first one.
+    Of its `prompts`, `finished` are finished; `failed` of these have no result. `version` and `reward` are the weights
+    version and the mean reward of the last evaluation that ended with a result; None before the first such evaluation.
     """
 
     is_running: bool
@@ -65,8 +65,8 @@ class Evaluations(Batches):
     def open_batch(self, task: str, batch_id: str, kind: BatchType, *, step: int, digest: str = "") -> BatchState:
         """Open a batch, or return the open one with this id and the same `digest` of its content.
 
-        An evaluation measures the version that is live now, and needs a task of kind eval. Raises `BatchRefused`, and
-        `ConfigError` for a task that is offline.
+        An evaluation measures the live version, and needs a task of kind eval. Raises `BatchRefused`, and `ConfigError`
+        for an offline task.
         """
         self._check_is_sampled(task)
         handle, _ = self.call_task(
@@ -75,7 +75,7 @@ class Evaluations(Batches):
         return self.batch_by_handle(task, handle.decode())
 
     def evaluated(self, task: str, handle: str) -> list[EvaluatedGroup]:
-        """The results of an open evaluation so far, in the order of its prompts. Reads no payload."""
+        """The results of an open evaluation so far, in prompt order. Reads no payload."""
         keys = task_keys(self.run, task)
         ids = self.send("LRANGE", keys.batch_groups(handle), 0, -1)
         first = self.send("HGET", keys.group(int(ids[0])), "prompt") if ids else None
@@ -92,7 +92,7 @@ class Evaluations(Batches):
     def close_evaluation(self, task: str, handle: str, result: bytes = b"{}") -> bytes:
         """End an evaluation: its groups leave the buffer, counted as evaluated or cancelled; `result` is kept.
 
-        Harmless to repeat: returns the result of the first caller.
+        Harmless to repeat: returns the first caller's result.
         """
         more = 1
         while more:
@@ -132,7 +132,7 @@ def _source(prompt: bytes) -> str | None:
 
 
 def rewards_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The reward of each evaluation, by its name, among metrics of `evaluation_metrics`."""
+    """Each evaluation's reward, by evaluation name, from metrics of `evaluation_metrics`."""
     rewards = {}
     for name, value in metrics.items():
         kind, _, rest = name.partition("/")
@@ -145,7 +145,7 @@ def rewards_of(metrics: Mapping[str, Any]) -> dict[str, float]:
 def evaluation_state(batches: Sequence[Mapping[str, bytes | None]], over: int) -> EvaluationState | None:
     """The state of the running evaluation, else of the last one; None without an evaluation.
 
-    `batches` are fields of batches: first the `over` ended batches, oldest first, then all batches.
+    `batches` holds the fields of each batch: first the `over` ended batches, oldest first, then all batches.
     """
     ended = _evaluations_among(batches[:over])
     running = [batch for batch in _evaluations_among(batches[over:]) if batch["state"] == b"running"]
@@ -170,7 +170,7 @@ def _last_result(ended: Sequence[Mapping[str, bytes | None]]) -> tuple[int, floa
 
 
 def _reward(result: bytes) -> float | None:
-    """The mean reward in the result of an evaluation; None without one."""
+    """The mean reward in an evaluation's result; None without one."""
     found = orjson.loads(result)
     metrics = found.get("metrics") if isinstance(found, dict) else None
     return next(iter(rewards_of(metrics or {}).values()), None)

@@ -1,5 +1,5 @@
-"""Rows that an operator excludes from a task's prompts: no producer admits them any longer. A row is stored with the
-digest of its prompts, so that it never means a row of another file.
+"""Rows that an operator excludes from a task's prompts: producers no longer admit them. A row is stored with the digest
+of its prompts, so that it never refers to another file's row.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,9 +14,9 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import Status
 
 MOST_EXCLUDED_ROWS = 1000
-"""The most rows of a task, or of a shard, that may be excluded; to exclude more, change the file of prompts."""
+"""The most rows of a task or shard that may be excluded; to exclude more, change the prompt file."""
 MOST_NAMED = 20
-"""The most rows that a record of a change names."""
+"""The most rows that a change record names."""
 WAITING = (Status.PENDING, Status.ABORTED, Status.EXPIRED)
 """Statuses of groups that wait for a worker."""
 _RULES_MOVED, _OTHER_PROMPTS = -1, -2
@@ -29,7 +29,7 @@ class Excluding(Registry, Steering, Inspection):
     def exclude_rows(self, task: str, rows: Sequence[int], *, undo: bool = False) -> list[int]:
         """Exclude rows (from 0) from the prompts, or include them again with `undo`; returns the rows that change. An
         excluded row counts as done in every pass. Its existing groups stay; see `drop_waiting`. Raises `ConfigError`
-        for a task without prompts, for rows that it does not have, and for too many.
+        for a task without prompts, for missing rows, and for too many rows.
         """
         at_first: list[int] | None = None  # a repeat after a lost reply finds nothing left to change
         while True:
@@ -51,8 +51,8 @@ class Excluding(Registry, Steering, Inspection):
                 return at_first
 
     def drop_waiting(self, task: str, rows: Iterable[int]) -> int:
-        """Drop the groups of rows that wait for a worker; returns how many. Others stay: their samples are already paid
-        for."""
+        """Drop these rows' groups that wait for a worker; returns how many. Other groups stay: their samples are
+        already paid for."""
         wanted, dropped = {str(row).encode() for row in rows}, 0
         first = int(self.counts(task).progress.get("prompts_from", 1))
         keys = task_keys(self.run, task)
@@ -65,7 +65,7 @@ class Excluding(Registry, Steering, Inspection):
         return dropped
 
     def _recorded_prompts(self, task: str) -> tuple[str, int]:
-        """The digest and the rows of the prompts of a task. Raises `ConfigError` for a task without prompts."""
+        """The digest and number of rows of a task's prompts. Raises `ConfigError` for a task without prompts."""
         if self.rules(task).kind == "eval":
             raise ConfigError(f"task {task!r}: an evaluation uses all of its rows; take them out of its file")
         digest, rows = self.send("HMGET", task_keys(self.run, task).prompt_file, "digest", "rows")

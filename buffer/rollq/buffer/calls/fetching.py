@@ -22,7 +22,7 @@ class Fetching(BufferCore):
     """Calls that read whole groups, for the trainer, and for the coordinator's pipeline."""
 
     def fetch(self, groups: Sequence[ClaimedGroup]) -> list[Group]:
-        """Read the payloads of claimed groups, in order, unless they came with the claim. Raises `CorruptGroup`."""
+        """The claimed groups, in order; payloads not sent with the claim are read. Raises `CorruptGroup`."""
         missing, read = [group for group in groups if not group.stored], list[Group]()
         for trip in slices(missing, FETCH_GROUPS_PER_TRIP):
             read += self._fetch(trip)
@@ -30,7 +30,7 @@ class Fetching(BufferCore):
         return [self._decode_stored(group) if group.stored else next(in_order) for group in groups]
 
     def sizes_bytes(self, groups: Sequence[ClaimedGroup]) -> list[int]:
-        """The size of the frame with the samples of each group, which must have rows; 0 if it is gone."""
+        """For each group, which must have rows, the size of its samples' frame; 0 if that is gone."""
         here, away = _by_place(groups)
         by_index = dict(zip(away, self.payloads.sizes_bytes(list(away.values())), strict=True))
         by_index |= zip(here, self.send_all([self._measure(groups[index]) for index in here]), strict=True)
@@ -56,7 +56,7 @@ class Fetching(BufferCore):
         commands += [self._read_frames(groups[index]) for index in here]
 
         def decode(index: int, reply: Any) -> Any:
-            """The prompts of all groups, then the samples of the groups that are here."""
+            """Decode a reply: prompts of all groups first, then samples of `here`."""
             if index < len(groups):
                 return _decode_prompt(groups[index], reply)
             return self._decode_samples(groups[here[index - len(groups)]], reply)
@@ -105,7 +105,7 @@ def _whole(group: ClaimedGroup, prompt: Prompt, samples: Samples) -> Group:
 
 
 def _by_place(groups: Sequence[ClaimedGroup]) -> tuple[list[int], dict[int, PayloadName]]:
-    """The indices of groups whose frames are in their task's slot, and the payloads of the others, by index."""
+    """The indices of groups with frames in their task's slot, and the other groups' payloads, by index."""
     names = [PayloadName.parse(group.task, group.payload) for group in groups]
     here = [index for index, name in enumerate(names) if name is None]
     return here, {index: name for index, name in enumerate(names) if name is not None}
@@ -123,7 +123,7 @@ def _decode_prompt(group: ClaimedGroup, reply: Any) -> Prompt:
 
 
 def _frames(group: ClaimedGroup, reply: Any) -> dict[str, bytes]:
-    """The frames of a group by field. Raises `CorruptFrame` when its payload is gone."""
+    """A group's frames, by field. Raises `CorruptFrame` if the group's payload is gone."""
     if not group.payload:
         return {field.decode(errors="replace"): frame for field, frame in pairs(reply)}
     if reply is None:
