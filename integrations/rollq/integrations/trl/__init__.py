@@ -1,8 +1,8 @@
-"""TRL's GRPO trainer on batches of rollq: `pip install 'rollq[trl]'`.
+"""TRL's GRPO trainer on rollq's batches: `pip install 'rollq[trl]'`.
 
-`connect` opens the `Consumer` of a training run, from its newest checkpoint; `RollqGRPOTrainer` trains with it. TRL
-computes the loss, updates the weights and saves checkpoints. rollq decides which batches are trained, and records when
-they are.
+`connect` opens a training run's `Consumer`, from the newest checkpoint; `RollqGRPOTrainer` trains with this consumer.
+TRL computes the loss, updates the weights and saves checkpoints. rollq decides which batches are trained, and records
+when they are.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,6 @@
-"""Marks TRL's complete checkpoints with their lineage, by a file in each folder that is written last.
+"""Marks each of TRL's complete checkpoints by a file with its lineage, written last.
 
-TRL writes the files of a checkpoint one after another, each rank separately, so a folder without this file may be
-incomplete.
+TRL writes a checkpoint file by file, each rank separately, so a folder without this file may be incomplete.
 """
 
 from pathlib import Path
@@ -15,7 +14,7 @@ MARK = "rollq.json"
 
 
 class TrlCheckpoint(NamedTuple):
-    """`folder` holds the weights after train step `step`; `lineage` is their `Consumer`'s."""
+    """`folder` holds the weights after train step `step`; `lineage` is the training `Consumer`'s."""
 
     step: int
     folder: Path
@@ -28,18 +27,18 @@ def folder_of(output: Path, step: int) -> Path:
 
 
 def begin(folder: Path) -> None:
-    """Call before files of the folder are written: from now on it is incomplete."""
+    """Mark the folder as incomplete. Call this before writing files into it."""
     (folder / MARK).unlink(missing_ok=True)
 
 
 def finish(folder: Path, step: int, lineage: str) -> None:
-    """Call when all ranks have written their files."""
+    """Mark the folder as complete. Call this when all ranks have written their files."""
     fsync_tree(folder)
     atomic_file(folder / MARK, orjson.dumps({"step": step, "lineage": lineage}))
 
 
 def newest_checkpoint(output: Path) -> TrlCheckpoint | None:
-    """The complete checkpoint of the highest step in TRL's `output_dir`; None without any."""
+    """The complete checkpoint with the highest step in TRL's `output_dir`; None if there is none."""
     marks = [(orjson.loads(mark.read_bytes()), mark.parent) for mark in output.glob(f"checkpoint-*/{MARK}")]
     checkpoints = [TrlCheckpoint(state["step"], folder, state["lineage"]) for state, folder in marks]
     # without renamed copies

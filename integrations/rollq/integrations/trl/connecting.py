@@ -1,4 +1,4 @@
-"""Connects the consumer of a training run with TRL, on every rank of its launch."""
+"""Connects a training run's consumer with TRL, on every rank that TRL launches."""
 
 import threading
 from collections.abc import Mapping
@@ -27,10 +27,10 @@ def connect(
     """Take over a run as its trainer, from the newest complete checkpoint in `args.output_dir`, or from the folder
     `model`.
 
-    `args` gives the rank of this process and the number of ranks, and replaces both in `settings`. All ranks call it,
-    and see the same `output_dir`. Setting `stop` ends training after the step under way, with a checkpoint. Other
-    parameters and errors are as in `Consumer.connect`. Raises `ConfigError` if TRL is missing or another release is
-    installed.
+    `args` gives the rank of this process and the number of ranks, and replaces both in `settings`. All ranks call this
+    function, and see the same `output_dir`. Setting `stop` ends training after the step under way, with a checkpoint.
+    The other parameters and errors are those of `Consumer.connect`. Raises `ConfigError` if TRL is missing or another
+    release is installed.
     """
     check_installed()
     ranks = ranks_of(args)
@@ -51,7 +51,7 @@ def connect(
 
 
 def ranks_of(args: "GRPOConfig") -> Ranks:
-    """The ranks of TRL's launch, joined. `GRPOConfig` has opened torch's default group."""
+    """Join the ranks that TRL launched. `GRPOConfig` has opened torch's default group."""
     ranks = Ranks(args.process_index, args.world_size, args.local_process_index)
     if ranks.are_several:
         ranks.join()

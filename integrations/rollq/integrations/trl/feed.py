@@ -1,6 +1,6 @@
-"""`Feed`: the data loader of a training run with TRL.
+"""`Feed`: a training run's data loader for TRL.
 
-Invariant: a batch is claimed when TRL asks for the first micro-batch of an update, never before the last update has
+Invariant: a batch is claimed when TRL asks for the first micro-batch of an update, and only after the last update has
 been committed. All ranks ask at the same time, and do what rank 0 decides. Only rank 0 waits and fails.
 """
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Feed:
-    """Iterate over it for the inputs of micro-batches, `gradient_accumulation_steps` of each batch."""
+    """An iterable over the inputs of micro-batches, `gradient_accumulation_steps` per batch."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class Feed:
         can_save: Callable[[], bool],
         save: Callable[[], None],
     ) -> None:
-        """`publish` publishes the present weights, and `save` saves a checkpoint: all ranks call them. `can_save`
-        returns whether this step has no checkpoint yet."""
+        """`publish` publishes the current weights, and `save` saves a checkpoint: all ranks call both. `can_save`
+        returns whether this step still lacks a checkpoint."""
         self._consumer = consumer
         self._ranks = ranks
         self._args = args
@@ -69,7 +69,7 @@ class Feed:
             raise ConfigError(f"step {batch.step}: {error}; {where}") from None
 
     def _next(self) -> Batch | None:
-        """The batch of the next step; None at the end. Publishes or saves if the batch waits for it."""
+        """Return the next step's batch; None at the end. Publish or save if the batch waits for that."""
         started_s = time.monotonic()
         while True:
             match self._ranks.lead(self._ask):

@@ -1,6 +1,6 @@
-"""A micro-batch of rollq as the inputs of TRL's loss. Needs torch.
+"""Converts rollq's micro-batches to inputs of TRL's loss. Needs torch.
 
-Invariant: the gradient is the whole batch's over all ranks, for any split into micro-batches. TRL's losses divide by
+Invariant: however a batch is split into micro-batches and over ranks, its gradient is the same. TRL's losses divide by
 the counts in these inputs, and `Trainer` averages over ranks.
 """
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from trl import GRPOConfig
 
 LOSS_SCALE = "rollq_loss_scale"
-"""The input by which TRL's loss is multiplied."""
+"""The input that multiplies TRL's loss."""
 
 
 def grpo_inputs(micro: MicroBatch, args: "GRPOConfig", step: int) -> dict[str, torch.Tensor]:
-    """The inputs of `GRPOTrainer` for a padded micro-batch of B rows, whose columns are split in front of the first
-    loss token: prompt [B, P] and completion [B, T - P].
+    """The inputs of `GRPOTrainer` for a padded micro-batch of B rows. Its columns are split before the first loss
+    token, into prompt [B, P] and completion [B, T - P].
 
-    The old logprobs are the engine's. Raises `ConfigError` if the temperature differs from TRL's, `InvalidGroup` for
-    samples without logprobs and for images.
+    The old logprobs are the engine's. Raises `ConfigError` if the temperature differs from TRL's, and `InvalidGroup`
+    for samples without logprobs or with images.
     """
     _check(micro, args, step)
     assert micro.attention_mask is not None

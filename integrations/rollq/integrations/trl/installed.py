@@ -1,4 +1,4 @@
-"""Checks which release of TRL is installed: the adapter overrides methods that other releases may not have."""
+"""Checks TRL's installed release: the adapter overrides methods that other releases may lack."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -9,7 +9,7 @@ REMEDY = "pip install 'rollq[trl]'"
 
 
 def check_installed() -> None:
-    """Raise `ConfigError`, with the installed release and the remedy, unless it is supported."""
+    """Raise `ConfigError`, with the installed release and the remedy, if that release is unsupported."""
     try:
         found = version("trl")
     except PackageNotFoundError:

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from trl import GRPOConfig
 
 BY_TOKENS = ("dapo", "cispo")
-"""Losses that divide by the loss tokens of the whole batch."""
+"""Losses that divide by the whole batch's number of loss tokens."""
 BY_SAMPLES = ("grpo", "dr_grpo")
-"""Losses that average over the rows of a micro-batch."""
+"""Losses that average over a micro-batch's rows."""
 
 
 EXACT = frozenset(
@@ -35,12 +35,13 @@ UNUSED = frozenset(
     vllm_max_model_length vllm_mode vllm_model_impl vllm_server_base_url vllm_server_host vllm_server_port
     vllm_server_timeout vllm_structured_outputs_regex vllm_tensor_parallel_size""".split()  # noqa: SIM905 - a line for each of 50 names
 )
-"""TRL's settings without effect: for its generation, rewards and log of completions, or parts of refused settings."""
+"""TRL's settings without effect: those for its generation, rewards and completion log, and parts of refused
+settings."""
 REFUSED = frozenset(
     """entropy_coef mask_truncated_completions num_iterations router_aux_loss_coef steps_per_generation sync_ref_model
     top_entropy_quantile use_adaptive_entropy use_vllm""".split()  # noqa: SIM905 - a line for each of 50 names
 )
-"""TRL's settings that must have their default: their effect depends on micro-batches, or the adapter cannot honour
+"""TRL's settings that must keep their default: their effect depends on micro-batches, or the adapter cannot honour
 them. `router_aux_loss_coef` is the model's unless it is 0, and is refused with a model that has one."""
 
 
@@ -83,8 +84,8 @@ def check_config(args: "GRPOConfig") -> None:
 
 
 def check_batch(batch: Batch, args: "GRPOConfig") -> None:
-    """Raise `ConfigError` for the batch of another rank, and `InvalidGroup` for samples of several segments under a
-    loss that needs them in one row."""
+    """Raise `ConfigError` for another rank's batch, and `InvalidGroup` for samples with several segments if the loss
+    needs each sample in one row."""
     mine = (args.process_index, args.world_size)
     if (batch.rank, batch.world_size) != mine:
         raise ConfigError(

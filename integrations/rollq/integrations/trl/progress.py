@@ -12,8 +12,7 @@ from rollq.integrations.trl.feed import Feed
 
 
 class Progress(TrainerCallback):
-    """Ends each step, ends training after the last batch, and stops before an update with a gradient that is not
-    finite."""
+    """Ends each step, ends training after the last batch, and stops before an update whose gradient is not finite."""
 
     def __init__(self, feed: Feed, *, end_step: Callable[[], None], can_save: Callable[[], bool]) -> None:
         self._feed = feed
@@ -21,7 +20,7 @@ class Progress(TrainerCallback):
         self._can_save = can_save
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Raise `InvalidGroup` before the update, unless the gradient is finite. The batch stays claimed."""
+        """Raise `InvalidGroup` before the update if the gradient is not finite. The batch stays claimed."""
         gradients = [parameter.grad for parameter in given["model"].parameters() if parameter.grad is not None]
         if not math.isfinite(float(torch.nn.utils.get_total_norm(gradients))):
             raise InvalidGroup(

@@ -1,8 +1,8 @@
-"""`RollqGRPOTrainer`: TRL's GRPO trainer, with batches, weights and checkpoints of a rollq run.
+"""`RollqGRPOTrainer`: TRL's GRPO trainer, with a rollq run's batches, weights and checkpoints.
 
 A step is: claim -> gradients -> update -> publish -> commit -> checkpoint if it is due. TRL counts its steps as rollq
-does: `state.global_step` is the step of the batch that was trained last. A step is committed only after its update, and
-a checkpoint is reported only when all of it is on disk.
+does: `state.global_step` is the last trained batch's step. A step is committed only after its update, and a checkpoint
+is reported only once it is complete on disk.
 
 TRL's generation, rewards and advantages, and their settings, are not used.
 """
@@ -41,12 +41,12 @@ log = logging.getLogger(__name__)
 class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     """`GRPOTrainer` on batches of a `Consumer`.
 
-    `model` and `args` are as in TRL, and `model` is the initial model even when training resumes. `consumer` comes from
-    `connect`, and is open. A batch is one update of `args.gradient_accumulation_steps` micro-batches of at most
-    `max_tokens` tokens, padding included; batch sizes of `args` have no effect. Ratios are against the engine's
+    `model` and `args` are TRL's, and `model` is the initial model even when training resumes. `consumer` is open, and
+    comes from `connect`. A batch is one update of `args.gradient_accumulation_steps` micro-batches of at most
+    `max_tokens` tokens, padding included; the batch sizes in `args` have no effect. Ratios are against the engine's
     logprobs.
 
-    Raises `ConfigError` for settings of TRL that it cannot honour.
+    Raises `ConfigError` for TRL settings that it cannot honour.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train until `args.max_steps`, from the checkpoint of the step that the consumer resumes from.
 
-        Returns TRL's output. Raises `ConfigError` if there is no such checkpoint in `args.output_dir`, or another one
-        is requested; the exceptions of `next(consumer)`; and `InvalidGroup` when a gradient is not finite.
+        Returns TRL's output. Raises `ConfigError` if `args.output_dir` lacks that checkpoint, or another one is
+        requested; `InvalidGroup` when a gradient is not finite; and the exceptions of `next(consumer)`.
         """
         step = self._consumer.step - 1
         folder = folder_of(Path(self.args.output_dir), step) if step else None
@@ -109,11 +109,12 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return output
 
     def get_train_dataloader(self) -> Any:
-        """The batches of the consumer. Accelerate does not prepare it: it would read ahead, and divide it by ranks."""
+        """The consumer's batches. Accelerate does not prepare this loader: it would read ahead, and divide batches by
+        ranks."""
         return self._feed
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """TRL's loss of this micro-batch, as its part of the whole batch's loss."""
+        """This micro-batch's part of the whole batch's loss, as TRL computes it."""
         return super().compute_loss(model, inputs, *args, **kwargs) * inputs[LOSS_SCALE]
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
@@ -160,8 +161,8 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.callback_handler.on_save(self.args, self.state, self.control)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save TRL's checkpoint, and report it when the files of all ranks are on disk. Only then may old checkpoints
-        be removed."""
+        """Save TRL's checkpoint, and report it when all ranks' files are on disk. Only then may old checkpoints be
+        removed."""
         step, limit = self.state.global_step, self.args.save_total_limit
         folder = folder_of(Path(self.args.output_dir), step)
         if self._ranks.is_first:
@@ -207,6 +208,6 @@ def _is_scored_already(**_: Any) -> list[float]:
 
 
 def _small_dtypes(model: Any) -> set[str]:
-    """The types of trained weights in which updates at a small learning rate are rounded away."""
+    """The dtypes of trained weights that round away updates at a small learning rate."""
     trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
     return {str(parameter.dtype) for parameter in trained if parameter.element_size() < 4}
