@@ -29,8 +29,8 @@ def connect(
 
     `args` gives the rank of this process and the number of ranks, and replaces both in `settings`. All ranks call this
     function, and see the same `output_dir`. Setting `stop` ends training after the step under way, with a checkpoint.
-    The other parameters and errors are those of `Consumer.connect`. Raises `ConfigError` if TRL is missing or another
-    release is installed.
+    The other parameters, and their errors, are as in `Consumer.connect`. Raises `ConfigError` if TRL is missing or
+    another release is installed.
     """
     check_installed()
     ranks = ranks_of(args)

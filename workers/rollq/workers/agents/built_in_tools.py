@@ -10,7 +10,7 @@ from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agents.tool_calls import CallError
 
 MAX_EXPRESSION = 400
-"""The most characters of an expression, which also bounds the nesting of parentheses."""
+"""The largest number of characters in an expression. It also bounds how deep parentheses nest."""
 MAX_BITS = 4096
 """The largest absolute value of an integer, in bits."""
 
@@ -50,7 +50,7 @@ OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Number]]] = {
 
 
 def _value(node: ast.expr) -> Number:
-    """The value of a part of an expression. Raises `ValueError` for anything but arithmetic."""
+    """The value of an expression's part. Raises `ValueError` for anything but arithmetic."""
     value: Number
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
@@ -76,7 +76,7 @@ class Lookup:
     """Look up a key in a table."""
 
     def __init__(self, table: Mapping[str, Any] | None = None) -> None:
-        """`table` serves all prompts. Without it, each prompt's table is in the column `table` of its metadata."""
+        """`table` serves all prompts. Without it, each prompt's metadata has its table in the column `table`."""
         self._table = table
 
     def __call__(self, key: str, prompt: Prompt) -> Any:

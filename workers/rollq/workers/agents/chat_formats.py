@@ -1,4 +1,4 @@
-"""Chat formats by their names in the settings: built-in formats, and vLLM's if vLLM is installed."""
+"""Chat formats by their setting's name: built-in formats, and vLLM's if vLLM is installed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ AUTO: Final = "auto"
 
 @dataclass(frozen=True, slots=True)
 class BuiltInFormat:
-    """A built-in format. `parser` and `thoughts`, for models without tools, are pure functions. `tokens` are the tokens
-    that the tokenizer must have."""
+    """A built-in format. `parser`, and `thoughts` for models without tools, are pure functions. The tokenizer must have
+    all `tokens`."""
 
     name: str
     parser: Callable[[str, Sequence[Message], str], Turn]
@@ -49,7 +49,7 @@ class BuiltInFormat:
 
 
 class AutoFormat:
-    """The format of the family that the chat template belongs to."""
+    """The format of the chat template's model family."""
 
     verbatim: ClassVar[bool] = False
 
@@ -85,15 +85,16 @@ BUILT_IN: Final[Mapping[str, BuiltInFormat]] = {
         BuiltInFormat("openai", parse_harmony, parse_harmony_thoughts, (START, CHANNEL, BODY)),
     )
 }
-"""Other names of formats, from vLLM's server, which calls `harmony` `openai`."""
+"""Other format names, from vLLM's server, where `harmony` is `openai`."""
 PLAIN: Final = BuiltInFormat("", parse_plain, parse_plain, verbatim=True)
 NAMES: Final = ", ".join(BUILT_IN)
 
 
 def make_format(tool_parser: str, reasoning_parser: str = "") -> ChatFormat:
-    """The chat format of these parsers, by name: built-in parsers, and vLLM's if vLLM is installed. "" means no parser.
+    """The chat format of the parsers with these names: built-in parsers, or vLLM's if vLLM is installed. "" means no
+    parser.
 
-    Raises `ConfigError` for an unknown name, and for a parser of vLLM if vLLM is not installed.
+    Raises `ConfigError` for an unknown name, and for a vLLM parser if vLLM is not installed.
     """
     if reasoning_parser and tool_parser in {AUTO, *BUILT_IN} - {HERMES}:
         raise ConfigError(f"agent_options.tool_parser {tool_parser!r} parses thoughts too: leave out reasoning_parser")

@@ -1,10 +1,11 @@
-"""The messages of one sample and its exact tokens, turn by turn. Pure.
+"""One sample's messages and exact tokens, turn by turn. Pure.
 
-Invariant: text that the model wrote is never tokenised again. Between two turns the chat template renders the whole
+Invariant: text that the model wrote is never tokenised again. Between two turns, the chat template renders the whole
 conversation. If the result starts with the text of the tokens so far, only the rest is tokenised and appended to the
-segment as text of the environment, outside the loss. If the template rewrites earlier text (drops earlier thoughts,
+segment as the environment's text, outside the loss. If the template rewrites earlier text (drops earlier thoughts,
 trims spaces, ends turns differently from the model), a new segment starts, and the whole rendering is its prompt. If a
-turn of the model can be written as several messages, the conversation uses the first form that needs no new segment.
+model's turn can be written as messages of several forms, the conversation uses the first form that needs no new
+segment.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +25,8 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ConversationEnd:
-    """An earlier end of a conversation: its messages, its `forms` and `preferred` messages, the number of `characters`
-    in its text, the number of `closed` segments, and the numbers of prompt and response tokens in its last segment."""
+    """An earlier end of a conversation: its messages, its `forms` and `preferred` messages, the numbers of its text's
+    `characters` and `closed` segments, and the numbers of its last segment's prompt and response tokens."""
 
     messages: tuple[Message, ...]
     forms: tuple[Message, ...]
@@ -37,7 +38,7 @@ class ConversationEnd:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens of the last segment, which the model continues."""
+        """The number of tokens in the last segment, which the model continues."""
         return self.prompt_tokens + self.response_tokens
 
 
@@ -45,10 +46,10 @@ class ConversationEnd:
 class Conversation:
     """One conversation after some turns.
 
-    `rendered` is the text of the last segment's tokens, its prompt included. `segment` is the last segment, None before
-    its first token. `prompt_ids` int32 [P] are its prompt. `closed` are the segments before it. `forms` are messages
-    that may replace the model's last turn, the preferred message first. `preferred` are `messages` with the preferred
-    forms.
+    `rendered` is the text of the last segment's tokens, including the prompt. `segment` is the last segment, None
+    before its first token. `prompt_ids` int32 [P] hold its prompt. `closed` holds the earlier segments. `forms` holds
+    messages that may replace the model's last turn, the preferred message first. `preferred` holds `messages` in their
+    preferred forms.
     """
 
     tokenizer: Tokenizer
@@ -79,7 +80,8 @@ class Conversation:
         return cls(tokenizer, (), (), text, prompt_ids)
 
     def after_text(self, text: str, ids: Sequence[int] | None = None) -> Self:
-        """The conversation after the environment's `text`, or `ids`; the next turn is the model's."""
+        """The conversation after the environment's `text`, with token ids `ids` if given; the next turn is the
+        model's."""
         new = _ids(self.tokenizer, text) if ids is None else np.array(ids, np.int32)
         segment = None if self.segment is None else with_environment(self.segment, new)
         prompt_ids = np.concatenate([self.prompt_ids, new]) if self.segment is None else self.prompt_ids
@@ -90,16 +92,16 @@ class Conversation:
         return replace(self, prompt_ids=self.context, closed=(), segment=None)
 
     def resumed(self, messages: Sequence[Message], segments: Sequence[Segment]) -> Self:
-        """This conversation, which has just started, continued by `messages`. `segments` hold their tokens.
+        """This conversation, which has just started, continued by `messages`, whose tokens are in `segments`.
 
-        The last message is not the model's. Raises `ValueError` if `segments` start with another opening.
+        The last message is not the model's. Raises `ValueError` if the first segment has a different opening.
         """
         if not np.array_equal(segments[0].prompt_ids, self.prompt_ids):
             raise ValueError("the conversation cannot be continued: its opening has changed since it was interrupted")
         conversation = (*self.messages, *messages)
         rendered = self.tokenizer.render(conversation, self.tools)
         last = segments[-1]
-        continues = last.loss_mask is not None and not last.loss_mask[-1]  # it ends with the environment's text
+        continues = last.loss_mask is not None and not last.loss_mask[-1]  # ends with the environment's text
         return replace(
             self,
             messages=conversation,
@@ -118,8 +120,7 @@ class Conversation:
         return ConversationEnd(self.messages, self.forms, self.preferred, *sizes)
 
     def until(self, end: ConversationEnd) -> Self:
-        """This conversation at an earlier `end`, after a turn of the model in the same segment. Tokens are not
-        copied."""
+        """This conversation at an earlier `end`, after a model's turn in the same segment. Tokens are not copied."""
         if self.segment is None or len(self.segment.response_ids) == end.response_tokens:
             return self
         return replace(
@@ -138,7 +139,7 @@ class Conversation:
 
     @property
     def context(self) -> Int32Array:
-        """Token ids int32 that the model continues: prompt and response of the last segment."""
+        """The token ids int32 that the model continues: the last segment's prompt and response."""
         return self.prompt_ids if self.segment is None else np.concatenate([self.prompt_ids, self.segment.response_ids])
 
     @property
@@ -203,8 +204,8 @@ class Conversation:
         )
 
     def _renderings(self, histories: Sequence[tuple[Message, ...]]) -> Iterator[tuple[tuple[Message, ...], str]]:
-        """The histories that the chat template accepts, rendered. Raises the template's error for the last history if
-        it accepts none."""
+        """The histories that the chat template accepts, each with its rendering. If it accepts none, raises the
+        template's error for the last history."""
         accepted = False
         for place, history in enumerate(histories, start=1):
             try:
@@ -218,10 +219,10 @@ class Conversation:
 
 
 def with_environment(segment: Segment, ids: Int32Array) -> Segment:
-    """The segment with `ids` int32 [E] of the environment appended.
+    """The segment with the environment's `ids` int32 [E] appended.
 
-    The new tokens are outside the loss, with logprob 0 and zeros in arrays per token. They get the version of the token
-    before them, so the sample's staleness does not change.
+    The new tokens are outside the loss, with logprob 0 and zeros in per-token arrays. They get the preceding token's
+    version, so the sample's staleness does not change.
     """
     added, before = len(ids), len(segment.response_ids)
     if not added:

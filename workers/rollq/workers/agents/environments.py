@@ -1,4 +1,4 @@
-"""Environments answer the model in a conversation of several turns. Each sample gets a new environment.
+"""Environments answer the model in multi-turn conversations. Each sample gets a new environment.
 
 Invariant: an environment whose `setup` has started is torn down when the sample ends, fails, is aborted or loses its
 lease, and when the worker stops. The teardown takes at most `TEARDOWN_S`. If it fails, the error is only logged.
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The start of a conversation: messages after the prompt's, and definitions of tools for the model."""
+    """The start of a conversation: messages after the prompt's, and tool definitions for the model."""
 
     messages: tuple[Message, ...] = ()
     tools: tuple[Message, ...] = ()
@@ -36,10 +36,10 @@ class Opening:
 class Step:
     """An environment's answer to one turn of the model: messages for the next turn, or `done`.
 
-    `reward` is the turn's reward, None for a turn without a reward. The sample keeps all of them for the judge
+    `reward` is the turn's reward, None for a turn without a reward. The sample keeps all rewards for the judge
     `environment`, which counts a missing reward as 0 if other turns have rewards. `truncated` is true if the
-    environment cut the episode off; the sample then ends with the finish reason `length`. `invalid` counts the actions
-    of the turn that the environment did not accept; the sample has their sum as the number `invalid_actions`.
+    environment cut the episode off; the sample then ends with the finish reason `length`. `invalid` counts the turn's
+    actions that the environment did not accept; the sample has the sum over all turns as `invalid_actions`.
     """
 
     messages: tuple[Message, ...] = ()
@@ -67,7 +67,7 @@ class Environment(Protocol):
 
 @runtime_checkable
 class TurnEnvironment(Protocol):
-    """An environment that reads the thoughts, content and calls of the model's turns instead of their text."""
+    """An environment that reads the thoughts, content and calls of the model's turns instead of the text."""
 
     async def setup(self, prompt: Prompt, session: str) -> Opening:
         """See `Environment.setup`."""
@@ -88,8 +88,8 @@ class ResumableEnvironment(Protocol):
     interrupted."""
 
     async def resume(self, prompt: Prompt, session: str, messages: Sequence[Message]) -> Opening:
-        """Get ready for the turn after `messages`; called instead of `setup`. `messages` are all from the model and
-        the other environment since the opening. Returns the same opening as the other environment did."""
+        """Get ready for the turn after `messages`; called instead of `setup`. `messages` holds everything since the
+        opening, from the model and the other environment. Returns the same opening as the other environment did."""
 
 
 TEARDOWN_S = 10.0
@@ -98,7 +98,7 @@ TEARDOWN_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most turns of the model in one sample, and the longest times for setup and step, in seconds. None means no
+    """Limits on the model's turns in one sample, and on the times for setup and step, in seconds. None means no
     limit."""
 
     max_turns: int
@@ -113,9 +113,8 @@ or "judge" (only its judge rewards it)."""
 
 @dataclass(frozen=True, slots=True)
 class Environments:
-    """The environments of one task. If they are `resumable`, they can `resume`. If they `give_rewards`, their steps
-    have rewards, and a number in `unfinished` is the reward of a step. Otherwise, that number is the sample's
-    reward."""
+    """One task's environments. `resumable` environments can `resume`. If they `give_rewards`, their steps have rewards,
+    and a number in `unfinished` is a step's reward. Otherwise, that number is the sample's reward."""
 
     make: Callable[[], AnyEnvironment]
     limits: Limits
@@ -125,7 +124,7 @@ class Environments:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[AnyEnvironment]:
-        """A new environment, torn down at the end."""
+        """Yield a new environment, and tear it down at the end."""
         environment = self._made()
         try:
             yield environment
@@ -141,8 +140,8 @@ class Environments:
             raise _broken(f"the environment: {what_happened(error)}") from error
 
     async def setup(self, environment: AnyEnvironment, prompt: Prompt, session: str) -> Opening:
-        """See `Environment.setup`. Raises `SampleFailed` with the name of the step and the environment's text
-        `waits_for`, if it has one. Its kind is `environment` unless the environment raises `SampleFailed` itself."""
+        """See `Environment.setup`. Raises `SampleFailed` with the step's name and the environment's text `waits_for`,
+        if it has one. The error's kind is `environment` unless the environment raises `SampleFailed` itself."""
         setup = environment.setup(prompt, session)
         waits_for = partial(getattr, environment, "waits_for", "")
         return await _within(self.limits.setup_s, "the environment's setup", setup, waits_for)
@@ -163,8 +162,8 @@ class Environments:
 
 
 async def tear_down(environment: AnyEnvironment, limit_s: float) -> None:
-    """Tear the environment down, then raise a cancellation that arrived. Abandon a teardown that takes longer than
-    `limit_s`."""
+    """Tear the environment down, then raise a cancellation that arrived during the teardown. Abandon a teardown that
+    takes longer than `limit_s`."""
     loop = asyncio.get_running_loop()
     ending = asyncio.ensure_future(contained(environment.teardown()))
     ending.add_done_callback(_log_failure)

@@ -1,4 +1,4 @@
-"""The tokenizer of a prompt with images. It replaces each image's placeholder in the text with the image's tokens."""
+"""The tokenizer for prompts with images. It replaces each image's placeholder in the text with the image's tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,9 +11,9 @@ from rollq.workers.tokenizers.hugging_face import HfTokenizer
 
 
 def read_images(prompt: Prompt, tokenizer: Tokenizer) -> PlacedImages:
-    """Read and process the images of a prompt. Slow: call it in a thread.
+    """Read and process a prompt's images. Slow: call this in a thread.
 
-    Raises `ImageError`, and `ConfigError` for a model without images.
+    Raises `ImageError`, and `ConfigError` for a text-only model.
     """
     if not isinstance(tokenizer, HfTokenizer):
         raise ImageError("prompts with images need the tokenizer in a model's folder: set [worker] tokenizer")
@@ -21,10 +21,9 @@ def read_images(prompt: Prompt, tokenizer: Tokenizer) -> PlacedImages:
 
 
 class ImageTokenizer:
-    """`Tokenizer` for the conversation that begins with a prompt with `images`.
+    """`Tokenizer` for a conversation whose prompt has `images`.
 
-    Invariant: ids hold the tokens of all images or of no image. All images are in the prompt; later messages cannot add
-    any.
+    Invariant: ids hold all images' tokens or none. All images are in the prompt; later messages cannot add any.
     """
 
     def __init__(self, tokenizer: Tokenizer, images: PlacedImages) -> None:
@@ -32,7 +31,7 @@ class ImageTokenizer:
         self._images = images
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`. Raises `ImageError` if `text` has only some of the placeholders for images."""
+        """The ids of `text`. Raises `ImageError` if `text` has only some of the images' placeholders."""
         return self.expand(self._tokenizer.encode(text))
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -40,7 +39,7 @@ class ImageTokenizer:
         return self.expand(self._tokenizer.encode_prompt(text))
 
     def expand(self, ids: list[int]) -> list[int]:
-        """The ids with the images' tokens instead of their placeholders. Raises `ImageError` like `encode`."""
+        """The ids with images' tokens in place of placeholders. Raises `ImageError` like `encode`."""
         return self._images.expand(ids) if self._images.placeholder_id in ids else ids
 
     def decode(self, ids: list[int], *, special: bool = False) -> str:
@@ -52,7 +51,7 @@ class ImageTokenizer:
         return self._tokenizer.render(messages, tools)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """Ids of `render`. Raises `ImageError` like `encode`."""
+        """The ids of what `render` returns. Raises `ImageError` like `encode`."""
         return self.encode(self.render(messages, tools))
 
     def chat_continued(

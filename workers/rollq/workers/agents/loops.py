@@ -1,4 +1,4 @@
-"""Agent loops generate one sample, from its prompt to its last token.
+"""Agent loops generate samples, each from its prompt to its last token.
 
 Invariant: the existing tokens of an interrupted rollout are continued, never generated again, and keep their versions.
 A loop returns a sample that is completed, aborted, or failed with a reason. Rewards come later.
@@ -35,11 +35,11 @@ class Rollout:
     """One sample to generate. `previous` holds the tokens of earlier attempts; `sampling` includes the sample's seed.
 
     `session` identifies this attempt at this sample: requests with the same session reach the same server. `generate`
-    asks the engine and raises `EngineDead` if the engine has died. `keep`, unless it is None, takes the sample so far,
-    with status aborted: if this worker is killed, the next attempt gets it as `previous`. Each kept sample extends the
-    previous one. `record` does the same and waits until the sample is kept; it returns False if it cannot be kept.
-    `is_stopped` returns whether the group is being stopped; requests then return at once, aborted. `at_end` takes
-    functions to call after the sample is judged; they may block. This is sample `index` of a group of the `task`, or of
+    asks the engine and raises `EngineDead` if the engine has died. `keep`, unless None, takes the sample so far, with
+    status aborted: if this worker is killed, the next attempt gets that sample as `previous`. Each kept sample extends
+    the previous one. `record` does the same and waits until the sample is kept; it returns False if keeping fails.
+    `is_stopped` returns whether the group is being stopped; requests then immediately return aborted. `at_end` takes
+    functions to call after the sample is judged; they may block. This is sample `index` in a group of the `task`, or of
     an `evaluation`.
     """
 
@@ -62,14 +62,14 @@ class Rollout:
 
 
 class AgentLoop(Protocol):
-    """Generates one sample. The attribute `resumable`, a bool, says whether the loop continues `Rollout.previous`;
-    other loops get an empty one. The attribute `records`, a bool, says whether the loop awaits `Rollout.record` instead
-    of calling `Rollout.keep`. The attribute `sessions`, an int, says how many samples one worker may run at a time;
-    without it, the engine limits them."""
+    """Generates one sample. Three attributes are optional. `resumable`, a bool, is true if the loop continues
+    `Rollout.previous`; other loops get an empty one. `records`, a bool, is true if the loop awaits `Rollout.record`
+    instead of calling `Rollout.keep`. `sessions`, an int, limits how many samples one worker may run at a time; without
+    it, the engine sets the limit."""
 
     async def run(self, rollout: Rollout) -> Sample:
-        """Generate the sample. An exception fails only this sample; a `SampleFailed` also sets the kind of the failure.
-        The loop must not catch `EngineDead`."""
+        """Generate the sample. An exception fails only this sample; a `SampleFailed` also sets the failure's kind. The
+        loop must not catch `EngineDead`."""
 
 
 def is_resumable(loop: AgentLoop) -> bool:
@@ -96,7 +96,7 @@ class PromptTooLong(Exception):
 
 
 def check_length(rollout: Rollout) -> None:
-    """Raise `PromptTooLong` if the prompt is too long. Its group is then dropped, and its row is excluded."""
+    """Raise `PromptTooLong` if the prompt is too long. The worker then drops the group, and the row is excluded."""
     if len(rollout.prompt_ids) > rollout.max_prompt_tokens:
         raise PromptTooLong(len(rollout.prompt_ids), rollout.max_prompt_tokens)
 
@@ -122,17 +122,17 @@ class SingleTurn:
 
     @staticmethod
     def _keep(rollout: Rollout, before: Segment | None, new: Completion) -> None:
-        """Keep the sample so far: `new` continues `before`. A malformed `new` is ignored here and reported with the
+        """Keep the sample so far: `new` continues `before`. A malformed `new` is ignored here, and reported with the
         finished sample."""
         assert rollout.keep is not None
         with suppress(ValueError):
             made, reason = continued(rollout.prompt_ids, before, new, rollout.sampling.stop, rollout.tokenizer)
-            if reason is FinishReason.ABORT:  # otherwise the cut has ended it, and the engine does not know yet
+            if reason is FinishReason.ABORT:  # otherwise the cut ended the segment, unknown to the engine
                 rollout.keep(finish(rollout, (made,), FinishReason.ABORT, ""))
 
 
 def _previous(rollout: Rollout) -> Segment | None:
-    """The segment to continue. Raises `ValueError` if it comes from another loop or prompt."""
+    """The segment to continue, if any. Raises `ValueError` if it comes from another loop or prompt."""
     segment = rollout.previous.segments[-1] if rollout.previous.segments else None
     if segment is not None and not np.array_equal(segment.prompt_ids, rollout.prompt_ids):
         raise ValueError("the sample cannot be continued: a different agent loop or prompt started it")
@@ -140,7 +140,7 @@ def _previous(rollout: Rollout) -> Segment | None:
 
 
 def finish(rollout: Rollout, segments: Sequence[Segment], reason: FinishReason, text: str) -> Sample:
-    """The sample of the nonempty segments. A sample that completed without a token counts as failed."""
+    """The sample with the nonempty segments. A sample that completed without a token counts as failed."""
     status = STATUS_OF[reason]
     filled = tuple(segment for segment in segments if len(segment.response_ids))
     error = None
@@ -161,12 +161,12 @@ def finish(rollout: Rollout, segments: Sequence[Segment], reason: FinishReason, 
 
 
 def failed(reason: str, kind: FailureKind = FailureKind.PROGRAM) -> Sample:
-    """A failed sample without tokens. The default `kind` is a failure of the loop or of the program that it runs."""
+    """A failed sample without tokens. The default `kind` is a failure of the loop or its program."""
     return Sample((), SampleStatus.FAILED, finish_reason=FinishReason.ERROR, error=reason, failure=kind)
 
 
 def checked(made: object) -> Sample:
-    """The sample that a loop returned. Raises `TypeError` for anything else."""
+    """Return the sample that a loop made. Raises `TypeError` for anything else."""
     if isinstance(made, Sample):
         return made
     with guarded():
@@ -174,15 +174,15 @@ def checked(made: object) -> Sample:
 
 
 def failed_with(error: Exception) -> Sample:
-    """A failed sample without tokens. Its failure kind is the error's."""
+    """A failed sample without tokens, with the error's failure kind."""
     if isinstance(error, SampleFailed):
         return failed(said_by(error), error.kind)
     return failed(f"agent loop: {reason_of(error)}")
 
 
 def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer) -> Int32Array:
-    """Ids int32 [P] of a prompt: its ids if it has any, otherwise its text with a prompt's special tokens, or its
-    messages and tools through the chat template."""
+    """A prompt's token ids int32 [P]: its ids if it has any, otherwise the ids of its text with a prompt's special
+    tokens, or of its messages and tools as the chat template renders them."""
     if prompt.ids is not None:
         ids = list(prompt.ids)
         return np.array(tokenizer.expand(ids) if isinstance(tokenizer, ImageTokenizer) else ids, dtype=np.int32)

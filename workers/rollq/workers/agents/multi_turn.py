@@ -1,7 +1,7 @@
-"""The agent loop of several turns: the model and an environment take turns until one of them ends the conversation.
+"""The multi-turn agent loop: the model and an environment take turns until one of them ends the conversation.
 
 Invariant: `Sampling.max_tokens` bounds all tokens after the prompt, from the model and from the environment. A sequence
-is at most `max_prompt_tokens` plus `max_tokens` long, even after a changed prefix has started a new segment.
+has at most `max_prompt_tokens` plus `max_tokens` tokens, even after a changed prefix has started a new segment.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -69,7 +69,7 @@ class MultiTurn:
         return self.environments.resumable
 
     async def run(self, rollout: Rollout) -> Sample:
-        """See `AgentLoop.run`. Raises what the environment raises."""
+        """See `AgentLoop.run`. Raises the environment's exceptions."""
         check_length(rollout)
         previous = rollout.previous
         async with self.environments.open() as environment:
@@ -88,7 +88,7 @@ class MultiTurn:
             return dialogue.sample(await dialogue.run())
 
     async def close(self) -> None:
-        """Release the resources that its samples share."""
+        """Release the resources that the samples share."""
         for close in self.closing:
             await close()
 
@@ -102,15 +102,15 @@ class MultiTurn:
 
 EMPTY_TURN: Final = Turn("", "")
 INVALID_ACTIONS: Final = "invalid_actions"
-"""Name of a number in `Sample.extra`: how many of the model's actions an environment refused."""
+"""The key in `Sample.extra` for the number of the model's actions that an environment refused."""
 
 
 @dataclass(slots=True)
 class _Dialogue:
     """One conversation with an environment. `conversation` ends with the model's last turn; `messages` follow the
-    opening; `turn` is the model's last turn and `text` the part of it that the judge sees. `rewards` has one entry for
-    each turn of the model so far, None for a turn without a reward. `invalid` counts the actions that the environment
-    refused."""
+    opening; `turn` is the model's last turn, and `text` is the part of that turn that the judge sees. `rewards` has one
+    entry for each of the model's turns so far, None for a turn without a reward. `invalid` counts the actions that the
+    environment refused."""
 
     rollout: Rollout
     environments: Environments
@@ -126,7 +126,7 @@ class _Dialogue:
     has_turns: bool = True
 
     def resume(self, previous: Sample) -> None:
-        """Continue an interrupted conversation that was kept before a turn of the model."""
+        """Continue an interrupted conversation that was kept before a model's turn."""
         self.messages = list(previous.extra["messages"])
         self.conversation = self.conversation.resumed(self.messages, previous.segments)
         self.text = previous.text
@@ -138,7 +138,7 @@ class _Dialogue:
             self.rewards[-1] = previous.extra["environment_reward"]
 
     async def run(self) -> FinishReason:
-        """Take turns until the conversation ends. Returns the reason why it ended."""
+        """Take turns until the conversation ends, and return the reason."""
         upcoming = self.conversation
         taken = sum(message["role"] == "assistant" for message in self.messages)
         for turn in range(taken + 1, self.environments.limits.max_turns + 1):
@@ -156,14 +156,14 @@ class _Dialogue:
             if step.done or step.truncated:
                 return FinishReason.LENGTH if step.truncated else reason
             upcoming = self.conversation.after_environment(step.messages)
-            self.messages = list(upcoming.messages[-len(self.messages) :])  # the model's turn as it was rendered
+            self.messages = list(upcoming.messages[-len(self.messages) :])  # the model's turn in its rendered form
             if tokens_left(self.rollout, upcoming) <= 0:
                 return FinishReason.LENGTH
         self.has_turns = False
         return FinishReason.LENGTH  # the model had not finished
 
     def _keep(self, upcoming: Conversation) -> None:
-        """Keep the conversation before a turn of the model, in case this worker is killed."""
+        """Keep the conversation before a model's turn, in case this worker is killed."""
         if self.rollout.keep is not None:
             self.rollout.keep(replace(self, conversation=upcoming).sample(FinishReason.ABORT))
 
@@ -205,8 +205,8 @@ class _Dialogue:
         return step
 
     def sample(self, reason: FinishReason) -> Sample:
-        """The sample of a conversation that ended with `reason`. Raises `SampleFailed` for a sample that ran out of
-        turns or tokens without a reward, if the settings say that such samples fail."""
+        """The sample of a conversation that ended with `reason`. Raises `SampleFailed` if the sample ran out of turns
+        or tokens without a reward, and the settings make such samples fail."""
         sample = finish(self.rollout, self.conversation.segments, reason, self.text)
         turns, given = self._turn_rewards(reason)
         earned = present(turns)
@@ -223,7 +223,7 @@ class _Dialogue:
         )
 
     def _turn_rewards(self, reason: FinishReason) -> tuple[Sequence[float | None], float | None]:
-        """The rewards of the turns, and the reward that the settings give an unfinished sample as a whole."""
+        """The turns' rewards, and the reward that the settings give to an unfinished sample as a whole."""
         if reason is not FinishReason.LENGTH or present(self.rewards):
             return self.rewards, None
         given = self._given_unfinished()
@@ -240,9 +240,9 @@ class _Dialogue:
 
 
 def next_request(rollout: Rollout, conversation: Conversation, turn: int) -> Request:
-    """The request for the model's turn number `turn`, with a separate seed.
+    """The request for the model's turn number `turn`, with a seed for this turn.
 
-    Its prompt holds all earlier turns, so a stop string in them does not end it.
+    The prompt holds all earlier turns, so their stop strings do not end the response.
     """
     sampling = replace(
         rollout.sampling,
@@ -253,7 +253,7 @@ def next_request(rollout: Rollout, conversation: Conversation, turn: int) -> Req
 
 
 def tokens_left(rollout: Rollout, conversation: Conversation) -> int:
-    """How many tokens the rest of the conversation may have; 0 or less if another turn does not fit."""
+    """The number of tokens left for the rest of the conversation; 0 or less if another turn does not fit."""
     max_tokens = rollout.sampling.max_tokens
     return min(
         max_tokens - conversation.response_tokens, rollout.max_prompt_tokens + max_tokens - len(conversation.context)

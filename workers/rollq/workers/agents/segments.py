@@ -1,4 +1,4 @@
-"""Joins, cuts and checks the segments of a response that arrives in parts. Pure."""
+"""Joins, cuts and checks the segments of responses that arrive in parts. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ def spent(prefix: Int32Array | None, max_tokens: int, end_ids: frozenset[int]) -
 
 
 def rest_of(request: Request, before: Segment | None) -> Request:
-    """The request for what is missing after the tokens of `before`, of the most that `request` asks for."""
+    """The request for the tokens still missing after `before`, up to the limit of `request`."""
     if before is None:
         return request
     left = replace(request.sampling, max_tokens=request.sampling.max_tokens - len(before.response_ids))
@@ -33,7 +33,7 @@ def rest_of(request: Request, before: Segment | None) -> Request:
 def continued(
     prompt_ids: Int32Array, before: Segment | None, new: Completion, stop: Sequence[str], tokenizer: Tokenizer
 ) -> tuple[Segment, FinishReason]:
-    """As `join`, with `new` cut at a stop string that began in `before`; and why the segment ends."""
+    """Return `join`'s segment, with `new` cut at a stop string that began in `before`, and the finish reason."""
     if before is not None:
         new = cut_at_stop_string(before.response_ids, new, stop, tokenizer)
     return join(prompt_ids, before, new), parse_reason(new.finish_reason)
@@ -42,7 +42,7 @@ def continued(
 def join(prompt_ids: Int32Array, before: Segment | None, new: Completion) -> Segment:
     """The segment `before` with the tokens of `new` appended; a new segment if `before` is None.
 
-    Named arrays per token are joined too; arrays per sample stay as they are. Raises `ValueError` when the engine's
+    Named per-token arrays are joined too; per-sample arrays stay unchanged. Raises `ValueError` when the engine's
     logprobs, versions or arrays do not cover its tokens.
     """
     check_covered(new, len(prompt_ids) + (0 if before is None else len(before.response_ids)))
@@ -83,9 +83,9 @@ def first_tokens(segment: Segment, tokens: int) -> Segment:
 
 
 def check_covered(new: Completion, context: int) -> None:
-    """Raise `ValueError` unless every new token has a logprob, a version, and an entry in every array.
+    """Raise `ValueError` if a new token lacks a logprob, a version, or an entry in an array.
 
-    An array may also cover the `context` tokens before them.
+    An array may also cover the `context` tokens before the new tokens.
     """
     covered = sum(span.tokens for span in new.versions)
     if len(new.logprobs) != len(new.ids) or covered != len(new.ids):
@@ -100,8 +100,8 @@ def check_covered(new: Completion, context: int) -> None:
 def join_arrays(before: Segment, new: Completion) -> NamedArrays:
     """The arrays of `before`, each continued by the array of the same name in `new`, or by zeros if `new` has none.
 
-    An array of `new` may also cover the tokens of `before`; its entries replace entries of `before` that are all zero.
-    Raises `ValueError` if an array of `new` differs from its namesake in `before` in dtype or shape.
+    An array in `new` may also cover the tokens of `before`; its entries replace all-zero entries of `before`. Raises
+    `ValueError` if the dtype or shape of an array in `new` differs from its namesake's in `before`.
     """
     if len(new.ids) == 0:
         return before.arrays
@@ -110,7 +110,7 @@ def join_arrays(before: Segment, new: Completion) -> NamedArrays:
 
 
 def padded_arrays(segment: Segment, added: int) -> NamedArrays:
-    """The segment's arrays, with `added` zeros appended to those per token."""
+    """The segment's arrays, with `added` zeros appended to each per-token array."""
     return {
         name: np.concatenate([array, np.zeros((added, *array.shape[1:]), array.dtype)])
         if _is_per_token(array, segment)
@@ -140,8 +140,7 @@ def _continued(name: str, array: npt.NDArray[Any], before: Segment, new: Complet
 
 
 def _filled(first: npt.NDArray[Any], again: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array `first` [T, ...], with its all-zero entries replaced by entries of `again` [T, ...], unless that is
-    empty."""
+    """The array `first` [T, ...], with all-zero entries replaced from `again` [T, ...], unless `again` is empty."""
     if len(again) == 0:
         return first
     is_read = first.reshape(len(first), -1).any(axis=1)

@@ -1,6 +1,6 @@
 """Finds stop strings that an interruption cut in two. Pure.
 
-Engines search only the tokens that they generate. When they continue a response, they miss a stop string that began
+Engines search only the tokens that they generate. When they continue a response, they miss a stop string that started
 before the interruption.
 """
 
@@ -17,8 +17,8 @@ TOKENS_PER_CHARACTER = 4
 def cut_at_stop_string(
     prefix_ids: Int32Array, new: Completion, stop: Sequence[str], tokenizer: Tokenizer
 ) -> Completion:
-    """`new`, which continues `prefix_ids` int32 [P], cut after the token that completes a stop string that began in the
-    prefix; unchanged if there is none."""
+    """Cut `new`, which continues `prefix_ids` int32 [P], after the token that completes a stop string from the prefix.
+    Returns `new` unchanged if there is no such token."""
     longest = max(map(len, stop), default=0)
     tail, ids = prefix_ids[-TOKENS_PER_CHARACTER * longest :].tolist(), new.ids.tolist()
     before = len(tokenizer.decode(tail))
@@ -32,7 +32,7 @@ def cut_at_stop_string(
 
 
 def first_among(stop: Sequence[str], text: str) -> str | None:
-    """The stop string that comes first in a text; None without any."""
+    """The first stop string in a text; None if there is none."""
     return min([string for string in stop if string in text], key=text.find, default=None)
 
 

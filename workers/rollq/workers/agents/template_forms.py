@@ -1,8 +1,8 @@
-"""Converts messages and tools to the form that the model's chat template takes. Pure.
+"""Converts messages and tools to the forms that the model's chat template takes. Pure.
 
-Clients and rows write the arguments of a tool call as JSON or as a mapping. Most templates convert a mapping to JSON:
-they would put JSON into quotes, or refuse it. A few take only JSON. Each template renders one call as a trial, and the
-result decides the form of all messages.
+Clients and rows write a tool call's arguments as JSON or as a mapping. Most templates convert a mapping to JSON, and
+would quote or refuse arguments in JSON. A few take only JSON. Each template renders a trial call, whose result decides
+the form of all messages.
 """
 
 import json
@@ -22,7 +22,7 @@ USER: Final[Mapping[str, Any]] = {"role": "user", "content": "-"}
 
 @dataclass(frozen=True, slots=True)
 class TemplateForms:
-    """The forms that a chat template takes. With `json_arguments`, arguments of calls are JSON, not a mapping. With
+    """The forms that a chat template takes. With `json_arguments`, calls' arguments are JSON, not a mapping. With
     `descriptions`, every tool must have a description."""
 
     json_arguments: bool = False
@@ -31,7 +31,7 @@ class TemplateForms:
     @classmethod
     @lru_cache(maxsize=16)
     def of(cls, tokenizer: Tokenizer) -> "TemplateForms":
-        """The forms that the chat template of the tokenizer takes; the usual forms if it renders no calls."""
+        """The forms that the tokenizer's chat template takes; the usual forms if the template renders no calls."""
         descriptions = not _accepts(tokenizer, [USER], [_tool()]) and _accepts(tokenizer, [USER], [_tool("-")])
         shows_json = not _shows_call(tokenizer, dict(ARGUMENTS)) and _shows_call(tokenizer, _as_json(ARGUMENTS))
         return cls(shows_json, descriptions)
@@ -44,7 +44,7 @@ class TemplateForms:
         return {**message, "tool_calls": [self._call(call) for call in calls]}
 
     def tool(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The definition of a tool in these forms."""
+        """The tool's definition in these forms."""
         function = tool.get("function")
         if not self.descriptions or not isinstance(function, Mapping) or function.get("description") is not None:
             return tool
@@ -66,7 +66,7 @@ class TemplateForms:
 
 
 def for_template(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """The messages as the chat template of the tokenizer takes them."""
+    """The messages in the forms that the tokenizer's chat template takes."""
     if not any(message.get("tool_calls") for message in messages):
         return tuple(messages)
     forms = TemplateForms.of(tokenizer)  # type: ignore[arg-type]  # hashed by identity
@@ -74,7 +74,7 @@ def for_template(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) ->
 
 
 def tools_for_template(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """The definitions of tools as the chat template of the tokenizer takes them."""
+    """The tool definitions in the forms that the tokenizer's chat template takes."""
     if all(tool.get("function", {}).get("description") is not None for tool in tools):
         return tuple(tools)
     forms = TemplateForms.of(tokenizer)  # type: ignore[arg-type]  # hashed by identity
@@ -91,12 +91,12 @@ def _as_value(text: str) -> Any:
 
 
 def _as_json(value: Any) -> str:
-    """A value as JSON, with spaces as templates write it."""
+    """A value as JSON, with the spaces that templates write."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def _shows_call(tokenizer: Tokenizer, arguments: Any) -> bool:
-    """Whether the chat template renders a call with these arguments, other than as Python's repr of a mapping."""
+    """Whether the chat template renders a call with these arguments, and not as Python's repr of a mapping."""
     call = {"id": "0" * ID_LENGTH, "type": "function", "function": {"name": NAME, "arguments": arguments}}
     turn = {"role": "assistant", "content": "", "tool_calls": [call]}
     result = {"role": "tool", "name": NAME, "tool_call_id": call["id"], "content": "-"}

@@ -10,13 +10,14 @@ from rollq.buffer.common import exact_json
 from rollq.buffer.errors import RollqError
 
 ID_LENGTH: Final = 9
-"""Length of the id that rollq gives a call. Mistral's templates accept no other length."""
+"""The length of the ids that rollq gives to calls. Mistral's templates accept no other length."""
 ROOM: Final = 16
-"""Nesting levels that a record may add around a value. orjson writes at most 254."""
+"""How many nesting levels a record may add around a value. orjson writes at most 254 levels."""
 
 
 class CallError(RollqError, ValueError):
-    """The model called a tool incorrectly. Tools may raise it too. Its message becomes the answer to the model."""
+    """The model called a tool incorrectly. Tools may raise this error too. Its message becomes the answer to the
+    model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A call that cannot be parsed. `problem` is for the model to read."""
+    """A call that cannot be parsed. The model reads the `problem`."""
 
     problem: str
 
 
 def call_id(text: str, index: int) -> str:
-    """The id of call number `index` of the turn `text`, the same every time."""
+    """The id of call number `index` in the turn `text`: equal arguments give equal ids."""
     return hashlib.sha256(f"{index}:{_digest(text)}".encode()).hexdigest()[:ID_LENGTH]
 
 
@@ -47,7 +48,7 @@ def _digest(text: str) -> str:
 
 
 def parse_arguments(name: str, raw_arguments: str, id: str, key: str = "arguments") -> ToolCall | Malformed:
-    """The call of `name` with arguments in JSON, which the model wrote under `key`."""
+    """A call to `name` with arguments in JSON, which the model wrote under `key`."""
     try:
         arguments = exact_json.loads(raw_arguments)
         exact_json.dumps(nested(arguments))
@@ -59,7 +60,7 @@ def parse_arguments(name: str, raw_arguments: str, id: str, key: str = "argument
 
 
 def nested(value: Any) -> Any:
-    """The value inside as many levels as a record may add. If the result can be written, a record can hold the
+    """The value inside as many levels as a record may add: if orjson can write the result, a record can hold the
     value."""
     for _ in range(ROOM):
         value = (value,)

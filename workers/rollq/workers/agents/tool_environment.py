@@ -1,9 +1,9 @@
-"""The environment of the loop `tools`. It runs the calls that the model writes and answers with their results.
+"""The environment of the loop `tools`. It runs the model's calls and answers with their results.
 
-Invariant: a mistake of the model (unknown tool, wrong arguments, a malformed call, too many calls) is answered with an
-error message, and the sample continues. A tool that fails (by an exception or a timeout) fails the sample, which keeps
-the reason, or is answered with an error message, as the settings say. The loss of an MCP server fails the samples that
-had a session with it. Neither affects other samples.
+Invariant: the model's mistakes (an unknown tool, wrong arguments, a malformed call, too many calls) are answered with
+an error message, and the sample continues. When a tool fails (by an exception or a timeout), the settings decide: the
+sample fails and keeps the reason, or the model gets an error message. The loss of an MCP server fails the samples that
+had a session with it. Other samples are not affected.
 """
 
 import asyncio
@@ -56,8 +56,8 @@ class ToolEnvironment:
         self._sessions: list[McpSession] = []
 
     async def setup(self, prompt: Prompt, session: str) -> Opening:
-        """Give the model the tools, and open a session with each MCP server. Raises `SampleFailed` if a server gives no
-        session."""
+        """Give the model the tools, and open a session with each MCP server. Raises `SampleFailed` if a server refuses
+        a session."""
         self._prompt = prompt
         for server in self._offer.servers:
             self._sessions.append(await server.open())
@@ -72,7 +72,7 @@ class ToolEnvironment:
         return await self.setup(prompt, session)
 
     async def respond(self, turn: Turn) -> Step:
-        """Answer all calls of a turn, which run concurrently. Raises `ToolError` and `ToolLost`."""
+        """Run all calls of a turn concurrently, and answer them. Raises `ToolError` and `ToolLost`."""
         calls = turn.calls
         answers = await asyncio.gather(*(self._answer(call) for call in calls))
         fatal = (ToolLost,) if self._settings.tell_errors else (ToolLost, ToolError)
@@ -108,7 +108,7 @@ class ToolEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class ToolOffer:
-    """The tools of one task: functions, MCP servers, and all definitions by name, in the order of the settings."""
+    """One task's tools: functions, MCP servers, and all definitions by name, in the settings' order."""
 
     tools: Mapping[str, Tool]
     servers: Sequence[McpServer]
@@ -116,7 +116,7 @@ class ToolOffer:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, ToolSettings]) -> "ToolOffer":
-        """Load functions and list the tools of servers. Raises `ConfigError`, including for two tools of one name."""
+        """Load functions and list servers' tools. Raises `ConfigError`, including for two tools with the same name."""
         tools: dict[str, Tool] = {}
         servers: list[McpServer] = []
         definitions: dict[str, Message] = {}
@@ -139,7 +139,7 @@ class ToolOffer:
 
     @property
     def most_samples(self) -> int | None:
-        """How many samples one worker may run at a time if each sample starts processes; None without a limit."""
+        """How many samples one worker may run at a time if each sample starts processes; None for no limit."""
         return min((server.settings.concurrent for server in self.servers if server.has_processes), default=None)
 
 

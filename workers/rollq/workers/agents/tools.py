@@ -63,9 +63,8 @@ class AnyTool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that can be called. `arguments` is the schema of its arguments, and `definition` describes it to the
-    model, in the form that chat templates take; `prompt_name` names the parameter that receives the sample's prompt, if
-    there is one.
+    """A tool that can be called. `arguments` is its arguments' schema, `definition` describes the tool to the model, in
+    the form that chat templates take, and `prompt_name` names the parameter that receives the sample's prompt, if any.
     """
 
     settings: ToolSettings
@@ -77,7 +76,7 @@ class Tool:
 
     @classmethod
     def from_settings(cls, name: str, settings: ToolSettings) -> "Tool":
-        """Load a tool. Raises `ConfigError` for an unknown tool, or a tool with untyped parameters."""
+        """Load a tool. Raises `ConfigError` for an unknown tool and for untyped parameters."""
         plugin = load_plugin("tool", settings.function or name, BUILT_IN)
         function, description = plugin, inspect.getdoc(plugin)
         if inspect.isclass(plugin):
@@ -94,7 +93,7 @@ class Tool:
 
     @property
     def name(self) -> str:
-        """The name that the model calls it by."""
+        """The name by which the model calls the tool."""
         name: str = self.definition["function"]["name"]
         return name
 
@@ -108,7 +107,7 @@ class Tool:
     async def call(self, raw_arguments: Mapping[str, Any], prompt: Prompt) -> str:
         """The tool's answer as text. Waiting for a free place does not count towards the tool's timeout.
 
-        Raises `CallError` for a mistake by the model, `ToolError` for a failure of the tool.
+        Raises `CallError` for a mistake by the model, and `ToolError` if the tool fails.
         """
         arguments = self._parsed(raw_arguments)
         if self.prompt_name is not None:
@@ -153,7 +152,7 @@ def _definition(name: str, description: str, arguments: type[BaseModel]) -> Mess
 
 
 def _arguments(name: str, function: Callable[..., Any]) -> tuple[type[BaseModel], str | None]:
-    """The schema of a tool's arguments, from its parameters, and the name of the parameter of type `Prompt`, if any."""
+    """The argument schema made from a tool's parameters, and the name of the parameter of type `Prompt`, if any."""
     types = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     prompt_name = None

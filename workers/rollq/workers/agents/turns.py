@@ -1,7 +1,7 @@
-"""One turn of the model, parsed: its thoughts, its answer and its calls, and how a conversation keeps them.
+"""The model's parsed turns, each with thoughts, content and calls, and the messages that keep them in a conversation.
 
 Chat templates read the same turn from different fields: the whole text as content, or thoughts and calls separately,
-with arguments as a mapping or as JSON. `forms` returns all of these forms. The conversation keeps the first that
+with arguments as a mapping or as JSON. `forms` returns all of these forms. The conversation keeps the first form that
 reproduces the model's tokens.
 """
 
@@ -22,9 +22,9 @@ PROBE = "probe_of_the_template"
 class Turn:
     """One turn of the model.
 
-    `text` is the whole turn with special tokens, except the token that ended it. `reasoning` is the thoughts, None for
-    a turn without thoughts. `content` is the text outside the thoughts and the `calls`. `lead` is the text before the
-    calls, for families whose templates put thoughts into the content.
+    `text` is the whole turn with special tokens, except the token that ended it. `reasoning` holds the thoughts, None
+    for a turn without thoughts. `content` is the text outside the thoughts and the `calls`. `lead` is the text before
+    the calls, for families whose templates put thoughts into the content.
     """
 
     text: str
@@ -40,11 +40,11 @@ class Turn:
 
 
 class ChatFormat(Protocol):
-    """How a family of models writes a turn."""
+    """How a model family writes turns."""
 
     @property
     def verbatim(self) -> bool:
-        """Whether conversations keep a turn as its text, and environments and judges see the whole text.
+        """Whether conversations keep the text of turns, and environments and judges see all of that text.
 
         Otherwise they get the parts: thoughts, content and calls.
         """
@@ -55,24 +55,24 @@ class ChatFormat(Protocol):
     async def parse(
         self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message] | None, prompt: str
     ) -> Turn:
-        """The turn with this text and these token ids, without the token that ended it; it continued `prompt`.
+        """The turn that continues `prompt`, with this text and these token ids, except the token that ended it.
 
-        The model was given these `tools`. If `tools` is empty, nothing is a call, and all text outside the thoughts is
-        content. None means unknown: the prompt may describe tools in words.
+        The model was offered these `tools`. If `tools` is empty, nothing is a call, and all text outside the thoughts
+        is content. None means unknown: the prompt may describe tools in words.
 
         Accepts any text: a turn that cannot be parsed has a malformed call.
         """
 
 
 def verbatim_message(turn: Turn) -> Message:
-    """The turn as a message whose content is all of its text."""
+    """The turn as a message with all of its text as content."""
     return {"role": "assistant", "content": turn.text}
 
 
 def forms(turn: Turn, tokenizer: Tokenizer) -> tuple[Message, ...]:
-    """The turn as messages for the chat template, the preferred message first. The order is: its parts, with the
-    arguments of calls as a mapping, and then as JSON; its parts with its lead as content; its whole text; and its parts
-    without the content, for templates that accept either content or thoughts.
+    """Alternative messages for the turn, the preferred message first: its parts, with calls' arguments as a mapping,
+    then as JSON; its parts with its lead as content; its whole text; and its parts without content, for templates that
+    accept either content or thoughts.
 
     If a call is malformed or the template ignores calls, the parts would hide what the model did, so the only form is
     the text. Templates that refuse the text of a malformed call, as GPT-OSS's does after thoughts, get the parts

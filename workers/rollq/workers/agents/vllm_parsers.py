@@ -1,4 +1,4 @@
-"""vLLM's parsers of tool calls and thoughts, called in the worker, without a server.
+"""vLLM's parsers for tool calls and thoughts, called in the worker without a server.
 
 Parsers run in threads with a time limit, since a model may write any text. If a parser raises, the call counts as
 malformed, and the model is informed. Tool calls within closed thoughts are not parsed.
@@ -22,7 +22,7 @@ PARSE_TIMEOUT_S: Final = 10.0
 """Longest time for parsing one turn."""
 HERMES: Final = "hermes"
 NOISY: Final = ("vllm.tool_parsers", "vllm.parser", "vllm.reasoning")
-"""Loggers that print a traceback for every call that a model gets wrong."""
+"""Loggers that print a traceback for every malformed call."""
 UNBOUNDED: Final = {"dots": "takes hours for a call followed by a few thousand spaces"}
 """Parsers that a model's text could keep busy indefinitely, each with the reason."""
 TOOL: Final[Message] = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
@@ -33,7 +33,7 @@ MARKS: Final = ("tool", "<|python_tag|>")
 
 @dataclass(frozen=True, slots=True)
 class VllmFormat:
-    """The format of a tool parser and a reasoning parser of vLLM, each by name, or "".
+    """The format of vLLM's tool parser and reasoning parser with these names; "" means no parser.
 
     The tool parser `hermes` is rollq's. `both`, `tools_alone` and `thoughts_alone` are vLLM's classes, composed as in
     vLLM's server. `run` calls them in a thread.
@@ -98,7 +98,7 @@ def known_parsers(setting: str) -> list[str]:
 
 
 def _load(setting: str, name: str, instead: str) -> Any:
-    """The class of one parser; None for "". Raises `ConfigError` naming the setting."""
+    """One parser's class; None for "". Raises `ConfigError`, which names the setting."""
     if not name:
         return None
     try:
@@ -144,7 +144,7 @@ def _cached(backend: Any) -> Any:
 
 
 def _call(parser: Any, backend: Any, text: str, ids: list[int], tools: Sequence[Message]) -> tuple[Any, Any, Any]:
-    """Thoughts, content and calls found by vLLM's parser."""
+    """The thoughts, content and calls that vLLM's parser finds."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
     request = ChatCompletionRequest(messages=[], model="", tools=[dict(tool) for tool in tools] or None)
@@ -155,7 +155,8 @@ def _call(parser: Any, backend: Any, text: str, ids: list[int], tools: Sequence[
 
 
 def _parser(format: VllmFormat, calls_none: bool, *, has_thoughts: bool) -> Any:
-    """The parser for the rest of a text, after thoughts or without thoughts; None if nothing is left to parse."""
+    """The parser for the text after the thoughts, or for all text without thoughts; None if nothing is left to
+    parse."""
     if has_thoughts:
         return None if calls_none else format.tools_alone
     return format.thoughts_alone if calls_none else format.both
@@ -193,12 +194,12 @@ def _parse(format: VllmFormat, backend: Any, text: str, ids: list[int], tools: S
 
 
 def _is_in(id: str | None, text: str) -> bool:
-    """Whether the model wrote the id of a call. Otherwise vLLM invented it."""
+    """Whether the model wrote a call's id. Otherwise vLLM invented it."""
     return bool(id) and str(id) in text
 
 
 def _closed_thoughts(format: VllmFormat, backend: Any, text: str) -> tuple[str | None, str]:
-    """The thoughts, and the text after their end; None if the token that ends them is missing."""
+    """The thoughts, and the text after them. The thoughts are None if the token that ends them is missing."""
     if not format.reasoning_parser:
         return None, text
     reasoning = format.both(backend).reasoning_parser
@@ -211,8 +212,8 @@ def _closed_thoughts(format: VllmFormat, backend: Any, text: str) -> tuple[str |
 
 
 def _problem(marks: Sequence[str], text: str, *, has_calls: bool) -> str | None:
-    """The problem with the last call of a text; None without a problem. `has_calls` says whether calls were found in
-    the text. Parsers skip text that they cannot read, and some complete a call that was cut off."""
+    """The problem with a text's last call; None if there is none. `has_calls` is true if calls were found in the text.
+    Parsers skip text that they cannot read, and some complete a call that was cut off."""
     there = [mark for mark in marks if mark in text]
     for mark in there:
         if (end := _end_of(mark, marks)) and text.count(mark) > text.count(end):
@@ -221,7 +222,7 @@ def _problem(marks: Sequence[str], text: str, *, has_calls: bool) -> str | None:
 
 
 def _end_of(mark: str, marks: Sequence[str]) -> str | None:
-    """The mark of a call's end that belongs to the mark of its start, if any."""
+    """The end mark that belongs to a call's start mark, if any."""
     end = mark.replace("<", "</", 1) if "</" not in mark else mark
     end = end if end in marks else mark.replace("begin", "end").replace("start", "end")
     return end if end != mark and end in marks else None

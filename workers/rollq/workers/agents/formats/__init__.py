@@ -1,4 +1,4 @@
-"""How families of models write a turn: one parser per family, `parse(text, tools, prompt) -> Turn`. Pure.
+"""How model families write turns: one parser per family, `parse(text, tools, prompt) -> Turn`. Pure.
 
-A parser accepts any text and takes time linear in its length.
+A parser accepts any text, in time linear in the text's length.
 """

@@ -8,7 +8,7 @@ from rollq.workers.agents.tool_calls import Malformed
 
 CALL_START: Final = "<tool_call>"
 CALL: Final = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.S)
-"""A call as several families of models write it. A call that was cut off has no end tag."""
+"""A call as several model families write it. A call that was cut off has no end tag."""
 NOT_CLOSED: Final = Malformed("a tool call without </tool_call>")
 
 
@@ -23,7 +23,7 @@ def cut(calls: re.Pattern[str], visible: str) -> tuple[str, list[re.Match[str]]]
 def around(pieces: Sequence[str], separators: str | None = None) -> str:
     """Join the pieces of text before, between and after calls.
 
-    White space next to a call, or `separators`, belongs to the call. A turn without calls stays as it is.
+    White space next to a call, or `separators`, belongs to the call. A turn without calls stays unchanged.
     """
     if len(pieces) == 1:
         return pieces[0]

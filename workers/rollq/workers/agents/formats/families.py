@@ -1,4 +1,4 @@
-"""Recognises the family of models of a chat template by strings that only templates of that family contain. Pure."""
+"""Recognises a chat template's model family by strings that only this family's templates contain. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Strings that the templates of a family contain, and strings that they lack."""
+    """Strings that a family's templates contain, and strings that they lack."""
 
     present: tuple[str, ...]
     absent: tuple[str, ...] = ()
@@ -31,5 +31,5 @@ FAMILIES: Final[Mapping[str, Marks]] = {
 
 
 def family_of(template: str) -> str | None:
-    """The name of the family's format; None for a template of an unknown family."""
+    """The format name of the template's family; None for an unknown family."""
     return next((name for name, marks in FAMILIES.items() if marks.match(template)), None)

@@ -3,8 +3,8 @@
 <|channel|>analysis<|message|>6*7 needs the calculator.<|end|><|start|>assistant<|channel|>commentary to=functions.
 calculator <|constrain|>json<|message|>{"expression": "6*7"}<|call|>
 
-A turn is one or more messages. Channel `analysis` holds thoughts, `final` the answer, `commentary` calls and remarks
-for the user. A recipient (`to=`), in either place of the header, makes a message a call.
+A turn is one or more messages. The channel `analysis` is for thoughts, `final` for the answer, and `commentary` for
+calls and remarks to the user. A recipient (`to=`), in either position in the header, makes a message a call.
 """
 
 import re
@@ -59,7 +59,7 @@ def parse_harmony_thoughts(text: str, prompt: str = "") -> Turn:
 
 def _messages(text: str) -> list[tuple[str, str]]:
     """The header and body of each message. A message without a header, which is not harmony, gets an empty header.
-    Messages of other roles and messages that were cut off within the header are left out."""
+    Messages with other roles and messages cut off within the header are left out."""
     first, *others = text.split(START)
     messages = []
     for message in (first, *(other.removeprefix("assistant") for other in others if other.startswith("assistant"))):

@@ -8,16 +8,16 @@ from rollq.buffer.common import exact_json
 from rollq.workers.agents.tool_calls import ID_LENGTH, Malformed, ToolCall, call_id, parse_arguments
 
 PART: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+("?)|[{}\[\]]', re.S)
-"""A bracket, or a string, which has no closing quote if the text was cut off within it."""
+"""A bracket or a string. A string that was cut off has no closing quote."""
 BLANK: Final = re.compile(r"[ \t\r\n]*+")
 NOT_IN_NAMES: Final = re.compile(r"""[\n"'(){}\[\]<>=]""")
-"""Characters of calls in other forms, which would look like the name of a tool without arguments."""
+"""Characters that occur in calls of other forms, which would look like tool names without arguments."""
 NO_NAME: Final = Malformed("a tool call without the name of the tool")
 _DECODER: Final = json.JSONDecoder()
 
 
 def json_end(text: str, start: int) -> int | None:
-    """The end of the JSON object or list that begins at `start`, None if it has no end. Its content is not checked."""
+    """The end of the JSON object or list that begins at `start`; None if it was cut off. The content is not checked."""
     depth = 0
     for part in PART.finditer(text, start):
         match part[0]:
@@ -33,7 +33,7 @@ def json_end(text: str, start: int) -> int | None:
 
 
 def json_call(raw: str, key: str, text: str, index: int) -> ToolCall | Malformed:
-    """Call number `index` of the turn `text`, written as an object with `name`, and its arguments under `key`."""
+    """Call number `index` in the turn `text`, written as an object with `name`, and with arguments under `key`."""
     try:
         written = exact_json.loads(raw)
     except ValueError as error:
@@ -52,19 +52,19 @@ def json_call(raw: str, key: str, text: str, index: int) -> ToolCall | Malformed
 
 
 def named_call(name: str, raw_arguments: str, text: str, index: int) -> ToolCall | Malformed:
-    """Call number `index` of the turn `text`, written as a name and arguments in JSON."""
+    """Call number `index` in the turn `text`, written as a name and arguments in JSON."""
     return name_problem(name) or parse_arguments(name, raw_arguments, call_id(text, index))
 
 
 def name_problem(name: str) -> Malformed | None:
-    """The problem with a tool name that is written without JSON."""
+    """The problem with a tool name that is written without JSON; None if there is none."""
     if not name:
         return NO_NAME
     return Malformed(f"{name[:80]!r} is not the name of a tool") if NOT_IN_NAMES.search(name) else None
 
 
 def members(raw: str) -> dict[str, str]:
-    """The members of the JSON object `raw`, each as it is written."""
+    """The members of the JSON object `raw`: names, and values still in JSON."""
     members_by_name = {}
     place = _blank_end(raw, raw.index("{") + 1)
     while raw[place] != "}":
@@ -77,7 +77,7 @@ def members(raw: str) -> dict[str, str]:
 
 
 def elements(raw: str) -> list[str]:
-    """The elements of the JSON list `raw`, each as it is written."""
+    """The elements of the JSON list `raw`, still in JSON."""
     raw_elements = []
     place = _blank_end(raw, raw.index("[") + 1)
     while raw[place] != "]":
@@ -98,7 +98,7 @@ def _value_end(raw: str, start: int) -> int:
 
 
 def _next(raw: str, end: int) -> int:
-    """The start of the next value of a list or an object, or the end of the list or the object."""
+    """The start of the next value in a list or object, or the end of the list or object."""
     place = _blank_end(raw, end)
     return _blank_end(raw, place + 1) if raw[place] == "," else place
 

@@ -2,7 +2,7 @@
 
 {"name": "calculator", "parameters": {"expression": "6*7"}}
 
-Several calls are separated by semicolons. `<|python_tag|>` may precede them. A call of a tool that Llama knows from its
+Several calls are separated by semicolons. `<|python_tag|>` may precede them. A call to a tool that Llama knows from its
 training is `<|python_tag|>brave_search.call(query="6*7")`.
 """
 

@@ -51,7 +51,7 @@ def _marks(text: str) -> tuple[str, str]:
 
 
 def _calls(visible: str, place: int, text: str, index: int) -> tuple[Sequence[ToolCall | Malformed], int]:
-    """The calls after a mark, numbered from `index`, and the position of their end."""
+    """The calls after a mark, numbered from `index`, and the position where they end."""
     head = HEAD.match(visible, place)
     if head is None:
         return [Malformed(f"{CALLS} is followed by the name of a tool, [ARGS] and a JSON object")], place

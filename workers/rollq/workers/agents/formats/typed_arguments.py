@@ -1,4 +1,4 @@
-"""Arguments written as text without quotes, typed by the JSON schema of the tool. Pure."""
+"""Arguments written as text without quotes, typed by the tool's JSON schema. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,14 +12,14 @@ from rollq.workers.agents.formats.json_calls import name_problem
 from rollq.workers.agents.tool_calls import Malformed, ToolCall, call_id, parse_arguments
 
 PYTHON: Final[Mapping[str, str]] = {"True": "true", "False": "false", "None": "null"}
-"""Values as the template of Qwen3-Coder writes them, and in JSON."""
+"""Values in the spelling of Qwen3-Coder's template -> in JSON."""
 
 
 def parsed_call(
     name: str, body: str, argument: re.Pattern[str], form: str, tools: Sequence[Message], text: str, index: int
 ) -> ToolCall | Malformed:
-    """Like `typed_call`, with the arguments in `body`. Each argument matches `argument`, whose groups are the name and
-    the text. `form` describes an argument to the model."""
+    """Like `typed_call`, with the arguments in `body`. Each argument matches `argument`, whose groups are its name and
+    its text. `form` describes an argument to the model."""
     place, end = 0, len(body.rstrip())
     written = []
     while place < end:
@@ -35,10 +35,10 @@ def parsed_call(
 def typed_call(
     name: str, written: Iterable[tuple[str, str]], tools: Sequence[Message], text: str, index: int
 ) -> ToolCall | Malformed:
-    """Call number `index` of the turn `text`, with the arguments as `written`, each a name and a text.
+    """Call number `index` in the turn `text`, with arguments as `written`: pairs of a name and a text.
 
-    An argument of type string in the schema stays unchanged. Other values are read as JSON; a value that is not JSON
-    stays a string, and the tool refuses it. Without a schema, a value is read as JSON if possible.
+    Arguments that the schema types as strings stay unchanged. Other values are read as JSON; a value that is not JSON
+    stays a string, which the tool refuses. Without a schema, a value is read as JSON if possible.
     """
     if problem := name_problem(name):
         return problem
@@ -52,7 +52,7 @@ def typed_call(
 
 
 def _as_json(value: str, schema: Any) -> str | bytes:
-    """The JSON that the model meant by a text."""
+    """The JSON value that the model meant by a text."""
     types = _types(schema)
     if "string" in types and not (value == "null" and "null" in types):
         return orjson.dumps(value)
@@ -66,7 +66,8 @@ def _as_json(value: str, schema: Any) -> str | bytes:
 
 
 def _types(schema: Any) -> set[str]:
-    """The JSON types that a schema names, including alternatives and the types of its allowed values. May be empty."""
+    """The JSON types that a schema names, including those in alternatives and its allowed values' types. May be
+    empty."""
     if not isinstance(schema, Mapping):
         return set()
     written = schema.get("type", [])

@@ -1,1 +1,1 @@
-"""Tools of MCP servers: their settings, their schemas, connections and sessions."""
+"""MCP servers' tools: settings, schemas, connections and sessions."""

@@ -1,4 +1,4 @@
-"""One connection to an MCP server. A separate task opens, holds and closes it: MCP's SDK requires a single task, and a
+"""Connections to MCP servers. A separate task opens, holds and closes each: MCP's SDK requires a single task, while a
 sample is set up in one task and torn down in another.
 
 Invariant: no request is sent twice. A lost connection stays lost.
@@ -42,15 +42,15 @@ from rollq.workers.user_code.errors import what_happened
 T = TypeVar("T")
 
 CLOSE_S: Final = 8.0
-"""How long a connection may take to close, in seconds. The SDK kills a process that does not end within 4 s."""
+"""How many seconds a connection may take to close. The SDK kills a process that does not end within 4 s."""
 CONNECT_S: Final = 10.0
 MOST_PAGES: Final = 100
 LOST_CODES: Final = (CONNECTION_CLOSED, INVALID_REQUEST)
-"""Codes of errors after which a session is gone. INVALID_REQUEST means that the server does not know the session."""
+"""Error codes after which a session is gone. INVALID_REQUEST means that the server does not know the session."""
 MISTAKE_CODES: Final = (INVALID_PARAMS, METHOD_NOT_FOUND)
-"""Codes of errors that the model makes: an unknown tool, or arguments that the server refuses."""
+"""Error codes for the model's mistakes: an unknown tool, or arguments that the server refuses."""
 
-for _name in ("mcp", "httpx2"):  # they log addresses, which may be secret, and errors that rollq reports anyway
+for _name in ("mcp", "httpx2"):  # they log errors that rollq reports anyway, and addresses, which may be secret
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
@@ -59,7 +59,7 @@ class ConnectionLost(RollqError):
 
 
 NOT_THERE = (httpx2.ConnectTimeout, httpx2.NetworkError, httpx2.RemoteProtocolError)
-"""Errors of a server that has not started or is about to end."""
+"""Errors from a server that has not started or is about to end."""
 
 
 class ServerNotThere(ConnectionLost):
@@ -90,7 +90,7 @@ class Connection:
         return connection
 
     async def _hold(self) -> None:
-        """Hold the connection, with a session if the server has sessions; newer revisions of MCP have none."""
+        """Hold the connection, and a session if the server has sessions; newer revisions of MCP have none."""
         try:
             await self._keep("legacy")
         except BaseException as error:
@@ -125,8 +125,8 @@ class Connection:
         return tools
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """A tool's answer, as text. Raises `CallError`, which the model sees, if the answer is an error. Raises
-        `ConnectionLost`, and the SDK's exceptions for other errors of the server."""
+        """A tool's answer as text. Raises `CallError`, which the model sees, if the answer is an error;
+        `ConnectionLost`; and the SDK's exceptions for the server's other errors."""
         try:
             result = await self._answer(self._ready.result().call_tool(name, dict(arguments)))
         except MCPError as error:
@@ -140,7 +140,7 @@ class Connection:
         return text
 
     async def answers(self, limit_s: float) -> bool:
-        """Whether the server answers at all."""
+        """Whether the server answers within `limit_s`."""
         with suppress(ConnectionLost, MCPError, TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._answer(self._ready.result().list_tools())
@@ -167,13 +167,13 @@ class Connection:
             raise
 
     def _lost(self, reason: str) -> ConnectionLost:
-        """Give up the connection. `reason` is used if the holder reports none."""
+        """Give up the connection, and return the error. `reason` is used if the holder reports none."""
         failure = self._failure() or ConnectionLost(reason)
         self._closing.set()
         return failure
 
     def _failure(self) -> ConnectionLost | None:
-        """Why the holder has ended; None if it still runs or reported no reason."""
+        """The error that ended the holder; None if it still runs or reported no reason."""
         if not self._holder.done() or self._holder.cancelled() or (error := self._holder.exception()) is None:
             return None
         first = _first(error)
@@ -183,7 +183,7 @@ class Connection:
         return lost(what_happened(first))
 
     async def close(self) -> None:
-        """Close the session. Also end the server if it is a process of this connection."""
+        """Close the session, and end the server if this connection started its process."""
         self._closing.set()
         try:
             await asyncio.wait([self._holder], timeout=CLOSE_S)
@@ -194,7 +194,7 @@ class Connection:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first error in a group of errors."""
+    """The first error in an error group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -208,7 +208,7 @@ def _code(error: BaseException) -> int | None:
 def command_transport(
     command: list[str], env: Mapping[str, str], folder: Path | None, errors: TextIO
 ) -> Callable[[], Transport]:
-    """A transport to the process of a command in a folder, with a clean environment. The process writes errors to
+    """A transport to a command's process in a folder, with a clean environment. The process writes errors to
     `errors`."""
     clean = {name: os.environ[name] for name in INHERITED if name in os.environ}
     program, *arguments = bare_python(launcher.__name__, os.getpid(), *command)
@@ -217,7 +217,7 @@ def command_transport(
 
 
 def http_client(headers: Mapping[str, str], most: int) -> httpx2.AsyncClient:
-    """A client for all sessions of a worker, with at most `most` connections."""
+    """A client for all of a worker's sessions, with at most `most` connections."""
     inner = httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=most))
     timeout = httpx2.Timeout(None, connect=CONNECT_S)
     return httpx2.AsyncClient(headers=dict(headers), transport=_PostsOnly(inner), timeout=timeout)
@@ -236,7 +236,7 @@ class _PostsOnly(httpx2.AsyncBaseTransport):
         self._inner = inner
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request, or answer it."""
+        """Send a request, or refuse the stream."""
         if request.method == "GET":
             return httpx2.Response(405, request=request)
         return await self._inner.handle_async_request(request)

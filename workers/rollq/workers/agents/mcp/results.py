@@ -1,4 +1,4 @@
-"""The result of a tool of an MCP server, as text for the model. Pure."""
+"""The result of an MCP server's tool, as text for the model. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,10 +7,10 @@ from rollq.buffer.common import exact_json
 
 
 def result_text(result: Mapping[str, Any]) -> str:
-    """The text of a `tools/call` result, which is JSON: its blocks, one per line, or its structured content if it has
-    no blocks.
+    """The text of a `tools/call` result in JSON: the blocks, one per line, or the structured content if there are no
+    blocks.
 
-    Images, sounds and files are named, not shown.
+    Images, sounds and files appear by name only.
     """
     blocks = [_block_text(block) for block in result.get("content") or ()]
     if not blocks and result.get("structuredContent") is not None:

@@ -1,7 +1,7 @@
-"""The tools of an MCP server in one worker: its list of tools at the start, and a session for each sample.
+"""An MCP server's tools in one worker: the tool list at the start, and a session for each sample.
 
-Invariant: a sample keeps the session that it got at its start. If the session is lost, the sample fails. Later samples
-get a new session, and a command that has ended is restarted.
+Invariant: a sample keeps the session that it got when it started. If the session is lost, the sample fails. Later
+samples get a new session, and a command that has ended is restarted.
 """
 
 import asyncio
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from rollq.workers.agents.mcp.connection import Connection
 
 ALIVE_S: Final = 10.0
-"""After a call timed out, a server that does not answer within this many seconds counts as hanging."""
+"""After a call timed out, a server that does not answer for this many seconds counts as hanging."""
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
 SETUPS: Final = 64
-"""The most connections for the setup of sessions. Each running call may use one more."""
+"""The most connections for setting up sessions. Each running call may use one more."""
 TAIL_CHARS: Final = 500
 
 
 class McpServer:
-    """The server of one table of tools. Its tools are listed when it is made."""
+    """The server of one tool table in the settings. Its constructor lists the server's tools."""
 
     def __init__(self, name: str, settings: ToolSettings) -> None:
-        """Raises `ConfigError` for a server that does not start or answer, and for tools that cannot be offered."""
+        """Raises `ConfigError` if the server does not start or answer, or if a tool cannot be offered."""
         self.name = name
         self.settings = settings
         self.slots = CallSlots(settings.concurrent)
@@ -86,7 +86,7 @@ class McpServer:
         return McpSession(self, connection)
 
     async def leave(self, connection: "Connection") -> None:
-        """End a session, unless others share its connection."""
+        """End a session, unless other samples share its connection."""
         if not self.settings.is_shared:
             await connection.close()
 
@@ -104,7 +104,7 @@ class McpServer:
         self._shared = self._http = None
 
     async def _common(self) -> "Connection":
-        """The connection that samples share. Opens a new one if the server has ended or hangs."""
+        """Return the connection that samples share. Open a new one if the server has ended or hangs."""
         from rollq.workers.agents.mcp.connection import ConnectionLost
 
         async with self._starting:
@@ -139,7 +139,7 @@ class McpServer:
             raise SampleFailed(FailureKind.TOOL, f"{reason}: restart the workers")
 
     async def _connect(self, transport: "Callable[[], Transport]") -> "Connection":
-        """Connect, and wait for a server that has not started yet. Raises `ConnectionLost`."""
+        """Connect, if necessary after waiting for the server to start. Raises `ConnectionLost`."""
         from rollq.workers.agents.mcp.connection import Connection, ServerNotThere
 
         deadline_s, failures = monotonic() + self.settings.start_timeout_s, 0
@@ -168,7 +168,7 @@ class McpServer:
         return command_transport(self.settings.mcp_command, self.settings.env, self.settings.folder, errors)
 
     def _list(self) -> ToolList:
-        """The server's list of tools. Runs in a thread, since the caller may or may not have an event loop."""
+        """The server's tool list. Runs in a thread, since the caller may or may not have an event loop."""
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, self._list_once()).result()
 
@@ -186,7 +186,7 @@ class McpServer:
 
     @asynccontextmanager
     async def trial(self, errors: TextIO) -> "AsyncIterator[Connection]":
-        """A connection that no other session shares. Raises `ConnectionLost`."""
+        """Yield a connection that no other session shares. Raises `ConnectionLost`."""
         from rollq.workers.agents.mcp.connection import http_client
 
         client = None if self.settings.mcp_url is None else http_client(self._headers, SETUPS)
@@ -227,7 +227,7 @@ class McpTool:
 
     @property
     def name(self) -> str:
-        """The name that the model calls it by."""
+        """The name by which the model calls the tool."""
         return self.schema.name
 
     @property
@@ -243,7 +243,7 @@ class McpTool:
     async def call(self, raw_arguments: Mapping[str, Any], prompt: Prompt) -> str:
         """The tool's answer as text. Waiting for a free place does not count towards the tool's timeout.
 
-        Raises `CallError` for a mistake by the model or an answer that is an error, `ToolError` if the tool fails, and
+        Raises `CallError` if the model makes a mistake or the answer is an error, `ToolError` if the tool fails, and
         `ToolLost` if the session has ended.
         """
         from rollq.workers.agents.mcp.connection import ConnectionLost

@@ -73,7 +73,7 @@ class McpOptions(Settings):
 
     @property
     def is_shared(self) -> bool:
-        """Whether all samples of a worker share one connection."""
+        """Whether all of a worker's samples share one connection."""
         return not (self.mcp_url is not None if self.stateful is None else self.stateful)
 
 
@@ -86,7 +86,7 @@ def _check_url(url: str) -> None:
 
 
 def header_values(variables: Mapping[str, str]) -> dict[str, str]:
-    """The headers with their values from the environment. Raises `ConfigError` for a variable that is not set."""
+    """The headers with values from the environment. Raises `ConfigError` for a variable that is not set."""
     for header, variable in variables.items():
         if not os.environ.get(variable):
             raise ConfigError(f"headers.{header}: the environment variable {variable} is not set")

@@ -1,4 +1,4 @@
-"""The tools that an MCP server lists: their definitions for chat templates, and how changes are detected."""
+"""The tools that an MCP server lists: definitions for chat templates, and change detection."""
 
 import hashlib
 import json
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ToolSchema:
-    """One tool as its server describes it. `definition` is in the form that chat templates take, with the server's
-    schema unchanged."""
+    """One tool as its server describes it. `definition` has the form that chat templates take, and the server's schema,
+    unchanged."""
 
     definition: Message
 
     @property
     def name(self) -> str:
-        """The name that the model calls it by."""
+        """The name by which the model calls the tool."""
         name: str = self.definition["function"]["name"]
         return name
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """The JSON schema of its arguments."""
+        """The JSON schema of the tool's arguments."""
         schema: Mapping[str, Any] = self.definition["function"]["parameters"]
         return schema
 
@@ -44,7 +44,7 @@ class ToolSchema:
         return validator_for(self.schema)(self.schema, registry=Registry())
 
     def check_schema(self) -> None:
-        """Raise `ConfigError` if the schema is invalid, or refers to something outside it."""
+        """Raise `ConfigError` if the schema is invalid or has external references."""
         from jsonschema import SchemaError
         from jsonschema.validators import validator_for
         from referencing.exceptions import Unresolvable
@@ -68,7 +68,7 @@ class ToolSchema:
 
 
 def _schemas(listed: "Sequence[ListedTool]") -> dict[str, ToolSchema]:
-    """The schemas of the listed tools by name. Raises `ConfigError` for two tools of one name."""
+    """The listed tools' schemas by name. Raises `ConfigError` for two tools with the same name."""
     tools: dict[str, ToolSchema] = {}
     for tool in listed:
         if tool.name in tools:
@@ -80,15 +80,15 @@ def _schemas(listed: "Sequence[ListedTool]") -> dict[str, ToolSchema]:
 
 @dataclass(frozen=True, slots=True)
 class ToolList:
-    """The tools of one server, by name, in the server's order."""
+    """One server's tools by name, in the server's order."""
 
     tools: Mapping[str, ToolSchema]
 
     @classmethod
     def of(cls, listed: "Sequence[ListedTool]", only: Sequence[str]) -> "ToolList":
-        """The tools that a server has listed; if `only` is not empty, only the tools it names.
+        """The tools that a server has listed; if `only` is not empty, only the tools that `only` names.
 
-        Raises `ConfigError` for a name that is not listed, for two tools of one name, and for an invalid schema.
+        Raises `ConfigError` for a name that is not listed, for two tools with the same name, and for an invalid schema.
         """
         tools = _schemas(listed)
         for name in only:
@@ -108,7 +108,7 @@ class ToolList:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def changes(self, other: "ToolList") -> str:
-        """How `other` differs, in words; empty if the lists are equal."""
+        """A description of how `other` differs; empty if the lists are equal."""
         if self.digest == other.digest:
             return ""
         gone = sorted(self.tools.keys() - other.tools.keys())
