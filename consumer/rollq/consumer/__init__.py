@@ -1,9 +1,8 @@
 """The trainer's side of a run: batches from groups, weights for workers.
 
 `Consumer` takes each step's batch from the replay buffer, publishes weights to the workers, and records the trainer's
-progress; `Batch` turns groups into micro-batches; `policy_loss` is a loss for them, and
-`rollq.consumer.trainer.trainer` the reference trainer. Names are imported on use, so torch is imported only for
-gradients.
+progress; `Batch` turns groups into micro-batches; `policy_loss` computes their loss; `rollq.consumer.trainer.trainer`
+is the reference trainer. Names are imported on use, so torch is imported only for gradients.
 """
 
 from typing import TYPE_CHECKING

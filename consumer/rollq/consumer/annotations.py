@@ -1,4 +1,4 @@
-"""Values that a trainer adds to the archive, one for each token of a batch, in files beside it.
+"""Values that a trainer adds to the archive, one per token of a batch, in files beside the archive.
 
 `<run>+annotations/<incarnation>/step-<step>-<epoch>-<rank>-<call>.parquet` has a row for each sequence. A thread writes
 it. Training never waits for it: values that cannot be written are logged and dropped.
@@ -51,8 +51,8 @@ class Annotator:
         self._thread.start()
 
     def annotate(self, batch: Batch, values: Mapping[str, npt.ArrayLike], sequences: npt.ArrayLike) -> bool:
-        """Write values of loss tokens, [n] each, of the sequences with these indices [n]. Returns False if the queue is
-        full.
+        """Write `values` of loss tokens, [n] each; `sequences` [n] indexes their sequences. Returns False if the queue
+        is full.
 
         See `Consumer.annotate`.
         """
@@ -92,7 +92,7 @@ class Annotator:
         self._objects.put(f"{self._folder}/{name}", self._encode(rows, one.values))
 
     def _check_mounted(self) -> None:
-        """Leave a marker once; if it disappears, the folder is no longer mounted."""
+        """Leave a marker once; without it, the folder is no longer mounted."""
         if self._is_marked:
             self._objects.check_mounted(f"{self._folder}/{MARKER}")
         else:
@@ -126,7 +126,7 @@ def _array(values: Any) -> npt.NDArray[Any]:
 def rows_of(
     run: str, epoch: int, batch: Batch, values: Mapping[str, npt.NDArray[Any]], sequences: npt.NDArray[Any]
 ) -> list[dict[str, Any]]:
-    """A row for each sequence that `sequences` names; each value has an item per response token, None if not trained.
+    """Return a row for each sequence in `sequences`. Values have an item per response token, None where untrained.
 
     Raises `ValueError` if a sequence does not have one value per loss token.
     """

@@ -120,21 +120,22 @@ class Consumer(Iterator[Batch]):
     ) -> Self:
         """Take over a run as its trainer, with `resume_from` as the last trained step (0: nothing trained yet).
 
-        `place` is the URL of the server or cluster, and `run` the name of the run on it. A `Connection` instead of both
-        also has a password, the place of payloads, and the archive for `annotate`. `weights` are the weights of that
-        step, in any form that `publish` takes; workers get them at once. `probe` is their probe, as in `publish`.
-        `lineage` is the checkpoint's `Consumer.lineage`. It reveals a store that has since been emptied, and steps that
-        a rewind has undone. `batch` maps tasks to groups in a batch; by default each task's rules decide. Setting
-        `stop` ends the iteration, even during a server outage; leaving the consumer sets it. Ranks other than 0 wait
-        here until rank 0 has taken over; of their `weights`, only the shards of a model sharded by FSDP are used.
+        `place` is the URL of the server or cluster, and `run` names the run on it. A `Connection` instead of both also
+        holds a password, the payloads' location, and the archive for `annotate`. `weights` are the weights of that
+        step, in any form that `publish` takes; workers get them at once. `probe` is the weights' probe, as in
+        `publish`. `lineage` is the checkpoint's `Consumer.lineage`. It reveals a store that has since been emptied, and
+        steps that a rewind has undone. `batch` maps tasks to their number of groups in a batch; by default each task's
+        rules decide. Setting `stop` ends the iteration, even during a server outage; leaving the consumer sets it.
+        Ranks other than 0 wait here until rank 0 has taken over; of their `weights`, only the shards of a model sharded
+        by FSDP are used.
 
         A trainer that was killed on this machine is replaced at once. A trainer that may still live elsewhere keeps the
         run until its lease of 30 s expires. Leaving the consumer ends its lease.
 
-        Raises `TrainerHeld` while another trainer is alive and `takeover` is not set,
-        `HistoryGone` if the run cannot be taken back to `resume_from`, `StoreLost`,
-        `ReplayMismatch`, `ServerUnavailable`, `ServerRefused`, `ConfigError`, `WeightsError`. Later calls wait for an
-        unavailable server as long as `max_outage_s` says, without a limit by default.
+        Raises `TrainerHeld` while another trainer is alive and `takeover` is not set, `HistoryGone` if the run cannot
+        be taken back to `resume_from`, `StoreLost`, `ReplayMismatch`, `ServerUnavailable`, `ServerRefused`,
+        `ConfigError`, `WeightsError`. Later calls wait for an unavailable server for up to `max_outage_s`, by default
+        without a limit.
         """
         settings = settings or ConsumerSettings()
         stop = stop or threading.Event()
@@ -180,7 +181,7 @@ class Consumer(Iterator[Batch]):
 
     @property
     def lineage(self) -> str:
-        """The store and the epoch of this trainer's weights. Save it with every checkpoint."""
+        """Identifies the store and the epoch of this trainer's weights. Save it with every checkpoint."""
         return self._lease.buffer.lineage_of(self._lease.epoch)
 
     @property
@@ -190,7 +191,7 @@ class Consumer(Iterator[Batch]):
 
     @property
     def step(self) -> int:
-        """The step that is trained next."""
+        """The step to train next."""
         return self._step
 
     @property
@@ -221,8 +222,8 @@ class Consumer(Iterator[Batch]):
 
         A synchronous trainer trains on the groups that are finished while the others are made. Groups come in the order
         in which they finish, restricted to groups that the whole batch will certainly contain. `max_tokens`, `padded`
-        and `arrays` are as in `Batch.micro_batches`. After the loop, `finish` turns the gradients into the gradients of
-        the whole batch under `loss`; then update, `publish`, and `commit(stream.batch)`.
+        and `arrays` are as in `Batch.micro_batches`. After the loop, `finish` turns the gradients into the whole
+        batch's gradients under `loss`; then update, `publish`, and `commit(stream.batch)`.
 
         Iterating raises what `next` raises, where `timeout_s` bounds each wait, and `NotClaimed` for a batch that was
         released in between. After an unreadable group the step gets another batch: if a part has already been trained,
@@ -247,14 +248,14 @@ class Consumer(Iterator[Batch]):
         Groups that are now too old expire.
 
         `weights` is a `transformers.PreTrainedModel`, published under the names and shapes that `save_pretrained`
-        writes; a state dict (name -> torch tensor), published as it is: convert one of a model with
-        `to_checkpoint_format`; or a folder with model.safetensors, shards and their index, or a LoRA adapter. Dtypes
-        are kept, unless `publish_dtype` is set: models and state dicts are then rounded to it. A model sharded by FSDP
-        is gathered on rank 0, tensor by tensor, while all ranks are in this call. No rank holds it whole, except with
-        transport `nccl`.
+        writes; a state dict (name -> torch tensor), published unchanged: convert a model's with `to_checkpoint_format`;
+        or a folder with model.safetensors, shards and their index, or a LoRA adapter. Dtypes are kept, unless
+        `publish_dtype` is set: models and state dicts are then rounded to it. A model sharded by FSDP is gathered on
+        rank 0, tensor by tensor, while all ranks are in this call. No rank holds it whole, except with transport
+        `nccl`.
 
         `probe` holds the trainer's logprobs of a few prompts under these weights: workers compare them with their
-        engines' before they lease a group. A model's probe is computed here; for other weights see `probe_of`.
+        engines' logprobs before they lease a group. A model's probe is computed here; for other weights see `probe_of`.
 
         With transport `nccl` the call returns when the workers have the weights; workers that failed get them later.
         Raises `WeightsError`, including for a state dict whose names or shapes differ from the weights given to
@@ -283,11 +284,11 @@ class Consumer(Iterator[Batch]):
     def prioritize(self, groups: Sequence[tuple[str, int]], priorities: npt.ArrayLike) -> int:
         """Change groups' priorities for the draws of later steps. Returns how many of the groups may still be trained.
 
-        `groups` are tasks and ids, as in `Batch.group_ids`, and `priorities` float [n], one for each. A group is drawn
-        in proportion to its priority, which is 1 at first and falls by the task's `priority_decay` with each use. Call
-        it before `commit` for the groups of a batch: a group that may be trained again keeps its priority. Groups of
-        tasks with another order are ignored. Raises `ConfigError` if no task has order `priority`, and for a priority
-        that is not a finite number above 0; and `FencedError`.
+        `groups` holds tasks and ids, as in `Batch.group_ids`, and `priorities` float [n] holds one priority for each. A
+        group is drawn in proportion to its priority, which is 1 at first and falls by the task's `priority_decay` with
+        each use. Call it before `commit` for the groups of a batch: a group that may be trained again keeps its
+        priority. Groups of tasks with another order are ignored. Raises `FencedError`, and `ConfigError` if no task has
+        order `priority` or a priority is not a finite number above 0.
         """
         drawn = {task for task, rules in self._sizes.rules.items() if rules.order == "priority"}
         if not drawn:
@@ -321,7 +322,7 @@ class Consumer(Iterator[Batch]):
         return not reuses or not self._lease.buffer.fullness().is_full
 
     def saving(self) -> AbstractContextManager[None]:
-        """Show monitors that the trainer saves a checkpoint, for as long as the context is open."""
+        """Show monitors that the trainer is saving a checkpoint while the context is open."""
         return self._activity.during(TrainerPhase.SAVING)
 
     def checkpoint(self, step: int) -> None:
@@ -347,7 +348,7 @@ class Consumer(Iterator[Batch]):
         return take_production(self._lease.buffer, self._sizes.rules)
 
     def report(self, facts: Mapping[str, Any]) -> None:
-        """Store plain facts about the last step, for `rollq status`: any values that JSON has, up to 1 MiB.
+        """Store plain facts about the last step, for `rollq status`: any JSON values, up to 1 MiB.
 
         With a `step`, the numbers in `rollq.buffer.values.curves` are kept by step. A further report of the step adds
         to them. Raises `ConfigError` for other values, and `FencedError`.
@@ -356,8 +357,7 @@ class Consumer(Iterator[Batch]):
             self._lease.buffer.report_trainer(self._lease.epoch, facts)
 
     def annotate(self, batch: Batch, values: Mapping[str, npt.ArrayLike], sequences: npt.ArrayLike) -> None:
-        """Add values of the loss tokens of this rank to the archive, in a file beside it; has no effect without an
-        archive.
+        """Write values of this rank's loss tokens to a file beside the archive; has no effect without an archive.
 
         `values` maps names to arrays [n], such as `logprob`, `ratio` and `clipped`; `sequences` [n] are indices into
         `batch.sequences`, as in `micro.sequence_index[micro.loss_mask]`. The tokens of a sequence are in order. A
@@ -378,12 +378,12 @@ class Consumer(Iterator[Batch]):
         """Run evaluations (default: all) with the live weights, and return their metrics as `eval/<name>/...`.
 
         Producers schedule every prompt of an evaluation, workers generate them before the training groups of the next
-        step, and their groups are never trained. Do not publish weights during an evaluation: every token must be of
-        the live version. After `timeout_s` the metrics cover the finished groups. Only rank 0 evaluates. Other ranks
-        get {}, and so does rank 0 if the trainer is stopped before the end. `rollq.buffer.calls.evaluation_metrics`
-        defines the metrics, and `function` adds others. Rewards are kept by train step, under the last committed step.
-        Raises `ConfigError` for an unknown evaluation, and `FencedError` if another trainer has taken over, since the
-        live weights are then no longer this trainer's.
+        step, and their groups are never trained. Do not publish weights during an evaluation: every token must come
+        from the live version. After `timeout_s` the metrics cover the finished groups. Only rank 0 evaluates. Other
+        ranks get {}, and so does rank 0 if the trainer is stopped before the end.
+        `rollq.buffer.calls.evaluation_metrics` defines the metrics, and `function` adds others. Rewards are kept by
+        train step, under the last committed step. Raises `ConfigError` for an unknown evaluation, and `FencedError` if
+        another trainer has taken over, since the live weights are then no longer this trainer's.
         """
         if self._settings.rank != 0:
             return {}

@@ -1,8 +1,8 @@
 """One rank of `rollq train`: `torchrun --nproc-per-node 8 -m rollq.consumer.launch rollq.toml`.
 
 It takes the arguments of `rollq train`, and ends with its launcher, even if the launcher is killed. `rollq train
---ranks` passes its process id in the environment variable `LAUNCHER`, in case it ends before this process has started.
-torchrun does not: ranks that start without torchrun find no store and fail.
+--ranks` passes its process id in the environment variable `LAUNCHER`, in case that command ends before this process has
+started. torchrun does not: ranks that start without torchrun find no store and fail.
 """
 
 import os
@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from rollq.buffer.common.child_processes import die_with_parent
 
 LAUNCHER = "ROLLQ_LAUNCHER"
-"""Name of the environment variable with the process id of the launcher."""
+"""Name of the environment variable with the launcher's process id."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Takes and describes the production of tasks between two train steps."""
+"""Takes and describes tasks' production between two train steps."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,9 +19,9 @@ def take_production(buffer: TrainerBuffer, shards: Iterable[str]) -> dict[str, P
 def describe_production(production: Production) -> dict[str, Any]:
     """Describe a task's production since the last step, as plain numbers.
 
-    `groups` counts groups by the status they were filed under; `tokens_per_s` are new tokens; `reward` is the mean over
-    judged samples before filters, None if there are none; `group_generate_time_s` describes the last 1000 groups, see
-    `summarise_times`.
+    `groups` counts groups by the status they were filed under; `tokens_per_s` counts new tokens; `reward` is the mean
+    over judged samples before filters, None if there are none; `group_generate_time_s` describes the last 1000 groups,
+    see `summarise_times`.
     """
     sums = dict(production.sums)
     tokens, reward, judged = (sums.pop(name, 0) for name in ("tokens", "reward_sum", "reward_count"))

@@ -1,4 +1,4 @@
-"""The batch of one train step. It is identical on every rank, and each rank trains its share."""
+"""The batch of one train step, identical on every rank. Each rank trains its share."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
 class Batch:
     """The groups of train step `step` and their token sequences, for all ranks.
 
-    The flat samples are the samples of all groups in order, including failed samples, S in total: `samples`, `rewards`
-    float32 [S] (0 where failed), `valid` bool [S], `sample_groups` int64 [S] index into `groups`, `advantages` float32
-    [S]. `sequences` are the segments of the valid samples, n over all ranks: `lengths` int64 [n], their tokens, and
-    `sequence_groups` int64 [n], index into `groups`. `share` and `micro_batches` select the sequences of `rank`.
-    `group_ids` are the task or shard and the id of each group. `claim_round` identifies this batch for a release.
+    `samples` holds the samples of all groups in order, including failed samples, S in total, with `rewards` float32 [S]
+    (0 where failed), `valid` bool [S], `sample_groups` int64 [S], indices into `groups`, and `advantages` float32 [S].
+    `sequences` holds the segments of the valid samples, n over all ranks, with `lengths` int64 [n], in tokens, and
+    `sequence_groups` int64 [n], indices into `groups`. `share` and `micro_batches` select the sequences of `rank`.
+    `group_ids` holds each group's task or shard and its id. `claim_round` identifies this batch for a release.
 
-    `numbers` are the numbers of the samples of each group (see `rollq.buffer.values.sample_numbers`). `uses` int64 [G]
-    is how often each group was trained before, and `probabilities` float64 [G] the probability of its draw, NaN in an
-    order without draws. Advantages are weighted by them as `AdvantageSettings.draw_correction` says, see
-    `draw_weights`; the ages of the tokens are `MicroBatch.staleness`.
+    `numbers` holds the numbers of each group's samples (see `rollq.buffer.values.sample_numbers`). `uses` int64 [G]
+    counts how often each group was trained before, and `probabilities` float64 [G] holds its probability of being
+    drawn, NaN in an order without draws. `AdvantageSettings.draw_correction` sets how these weight advantages (see
+    `draw_weights`). `MicroBatch.staleness` holds the tokens' ages.
 
-    `group_counts` are the counts of each group, and `part` the indices of the groups to train: all groups, except in
-    batches from `split`. `token_advantages` are by index into `sequences` (see `with_token_advantages`).
+    `group_counts` holds each group's counts, and `part` holds the indices of the groups to train: all groups, except in
+    batches from `split`. `token_advantages` maps indices into `sequences` to advantages (see `with_token_advantages`).
 
-    `reduction` is the way in which the ranks combine their gradients (see `loss_scale`).
+    `reduction` sets how the ranks combine their gradients (see `loss_scale`).
 
-    A rank has read its share. Other items of `groups`, `samples` and `sequences` are read on access, which raises
-    `CorruptGroup` for a group that cannot be read, or is gone because a checkpoint covers the step. `prefetched` is the
-    fraction of the share's groups that were read before the claim. `unreadable` are groups of the share that could not
-    be read; their sequences are masked.
+    Each rank has already read its share. Other items of `groups`, `samples` and `sequences` are read on access, which
+    raises `CorruptGroup` for a group that cannot be read, or is gone because a checkpoint covers the step. `prefetched`
+    is the fraction of the share's groups that were read before the claim. `unreadable` are groups of the share that
+    could not be read; their sequences are masked.
 
     A batch that was trained while it filled has several parts, whose groups end before the indices `ends`. Each part is
     divided among the ranks separately. `expected_counts` replace the batch's counts in the micro-batches of such a
@@ -104,8 +104,8 @@ class Batch:
         """Build the batch of `step` from groups in memory, or from claimed groups, which `reader` reads on access.
 
         `staleness` gives each group's token ages and masks (default: no token belongs to a dead epoch, and none is
-        masked). For a batch that is trained while it fills, `ends` are the numbers of groups up to the end of each
-        part, and `before` is the content of its first groups. Raises `InvalidGroup` for a segment of a group in memory
+        masked). For a batch that is trained while it fills, `ends` counts the groups up to the end of each part, and
+        `before` holds the content of the batch's first groups. Raises `InvalidGroup` for a segment of a group in memory
         that `check_group` would refuse, and the exceptions of `reader`.
         """
         source, settings = reader or HeldGroups(cast("Sequence[Group]", groups)), settings or AdvantageSettings()
@@ -163,12 +163,12 @@ class Batch:
 
     @property
     def sample_groups(self) -> npt.NDArray[np.int64]:
-        """The index into `groups` of each flat sample, int64 [S]."""
+        """Each flat sample's index into `groups`, int64 [S]."""
         return self.content.sample_groups
 
     @property
     def sequence_groups(self) -> npt.NDArray[np.int64]:
-        """The index into `groups` of each sequence, int64 [n]."""
+        """Each sequence's index into `groups`, int64 [n]."""
         return self.content.sequence_groups
 
     @property
@@ -178,7 +178,7 @@ class Batch:
 
     @property
     def task_counts(self) -> dict[str, BatchCounts]:
-        """The counts by task, in the order of their names: the denominators if tasks have different losses."""
+        """The counts by task, ordered by task name: the denominators if tasks have different losses."""
         counts: dict[str, BatchCounts] = {}
         for index in self.part:
             task = task_of(self.group_ids[index][0])
@@ -187,8 +187,7 @@ class Batch:
 
     @property
     def task_rewards(self) -> dict[str, float]:
-        """The mean reward of each task's valid samples, for tasks that have valid samples, in the order of their
-        names."""
+        """The mean reward of each task's valid samples, ordered by task name, without tasks that have none."""
         tasks = np.array([task_of(self.group_ids[index][0]) for index in self.sample_groups])
         means = {task: self.rewards[self.valid & (tasks == task)] for task in sorted(set(tasks.tolist()))}
         return {task: float(rewards.mean()) for task, rewards in means.items() if len(rewards)}
@@ -203,8 +202,8 @@ class Batch:
 
     @property
     def loss_scale(self) -> float:
-        """The factor of the loss: 1 if the ranks' gradients are summed, `world_size` if they are averaged. Combined by
-        `reduction`, they are then the gradients of the whole batch."""
+        """The factor of the loss: 1 if the ranks' gradients are summed, `world_size` if they are averaged. Either way,
+        `reduction` then yields the whole batch's gradients."""
         return float(self.world_size) if self.reduction == "mean" else 1.0
 
     @property
@@ -219,7 +218,7 @@ class Batch:
 
     @property
     def share_groups(self) -> tuple[int, ...]:
-        """Indices into `groups` of the groups that this rank reads: the trained groups, or its share of them."""
+        """Indices of the `groups` that this rank reads: the trained groups, or the rank's share of them."""
         if self.world_size == 1:
             return self.part
         return tuple(np.unique(self.sequence_groups[list(self.share)]).tolist())
@@ -238,11 +237,11 @@ class Batch:
         return [[sequence for sequence in share if owners[sequence] in trained] for share in shares]
 
     def split(self, parts: int) -> "list[Batch]":
-        """Divide the batch for several optimizer steps: `parts` batches that train a part of the groups each.
+        """Divide the batch for several optimizer steps, into `parts` batches that each train a part of the groups.
 
         Part k trains the groups k, k + parts, ..., with the counts of these groups and the advantages of the whole
-        batch. A rank keeps its groups. All parts belong to this step: compute the old logprobs of all parts before the
-        first update, and publish and commit once, after the last. Indices refer to the whole batch.
+        batch. Each rank keeps its groups. All parts belong to this step: compute the old logprobs of all parts before
+        the first update, and publish and commit once, after the last. Indices refer to the whole batch.
 
         Raises `ConfigError` for fewer groups than parts.
         """
@@ -253,10 +252,10 @@ class Batch:
         return [replace(self, part=self.part[first::parts]) for first in range(parts)]
 
     def with_token_advantages(self, advantages: Mapping[int, npt.ArrayLike]) -> "Batch":
-        """A copy in which each token of these sequences has an advantage; others keep the advantage of their sample.
+        """A copy with an advantage for each token of these sequences; other tokens keep their sample's advantage.
 
         `advantages` maps an index into `sequences` to one advantage per token of the sequence, prompt included, float32
-        [L]. Raises `ValueError` for another shape or a value that is not finite.
+        [L]. Raises `ValueError` for a wrong shape or a value that is not finite.
         """
         added = {index: np.asarray(values, dtype=np.float32) for index, values in advantages.items()}
         for index, values in added.items():
@@ -268,11 +267,11 @@ class Batch:
         return replace(self, token_advantages={**self.token_advantages, **added})
 
     def with_credit(self, kind: StepKind = "turns", *, discount: float = 1.0, without: Collection[str] = ()) -> "Batch":
-        """A copy whose tokens have advantages from the named array `token_rewards`.
+        """A copy whose token advantages come from the named array `token_rewards`.
 
-        `kind` is the unit that has a return, and `discount` the weight of the next return; see
-        `rollq.consumer.token_advantages`, which compares the samples of each group. Groups of the tasks in `without`
-        keep their samples' advantages. Only sequences of groups in this rank's share are changed.
+        `kind` is the unit that has a return, and `discount` weights the next return. `rollq.consumer.token_advantages`
+        compares the samples of each group. Groups of the tasks in `without` keep their samples' advantages. Only
+        sequences of groups in this rank's share are changed.
 
         Raises `InvalidGroup`, naming the task, for a sample without the array or with a misshapen one, and for rewards
         of a pipeline; `ConfigError` if `advantage_settings` take means of the batch; `ArrayError` for a reference that
@@ -314,18 +313,18 @@ class Batch:
     ) -> "list[MicroBatch]":
         """Split this rank's share into micro-batches of at most `max_tokens` tokens. Every rank gets the same number.
 
-        With `count`, there are exactly `count`, for trainers that accumulate gradients a fixed number of times.
+        With `count`, it gets exactly `count`, for trainers that accumulate gradients a fixed number of times.
 
         Packed, all sequences of a micro-batch share one row; with `padded`, each has a row, and the number of rows
-        times the longest sequence is at most `max_tokens`. `arrays` names the named arrays that hold one value per
-        token (see `MicroBatch.arrays`); references among them are loaded. A rank without further sequences gets
-        micro-batches of a single masked token.
+        times the longest sequence is at most `max_tokens`. `arrays` lists named arrays with one value per token (see
+        `MicroBatch.arrays`); references among them are loaded. A rank without further sequences gets micro-batches of a
+        single masked token.
 
-        The segments of a sample are in one micro-batch if they fit. Ratios of whole samples need that: `whole_samples`
+        A sample's segments share a micro-batch if they fit. Ratios of whole samples require this, so `whole_samples`
         refuses a sample that does not fit.
 
         Raises `ConfigError` for a sequence, or a sample, longer than `max_tokens`, and if `count` is too small;
-        `InvalidGroup` for a missing or misshapen array, `ArrayError` for a reference whose file is missing or was
+        `InvalidGroup` for a missing or misshapen array, `ArrayError` for a reference whose file is missing or has
         changed.
         """
         plan = packing.plan_micro_batches(

@@ -1,6 +1,6 @@
 """The groups of a batch and their sequences, read from the store on first access.
 
-A rank has the groups of its share from the start. Other data, such as a sequence of another rank, is read on access.
+Each rank has its share's groups from the start. Other data, such as other ranks' sequences, is read on access.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,7 +44,7 @@ class HeldGroups:
 
 
 class OnDemand(Sequence[T]):
-    """A sequence of `count` items. `get` makes an item by index on access."""
+    """A sequence of `count` items. `get` makes the item at an index on access."""
 
     def __init__(self, count: int, get: Callable[[Sequence[int]], list[T]]) -> None:
         self._count = count
@@ -68,9 +68,9 @@ class OnDemand(Sequence[T]):
 class BatchContent:
     """The groups of a batch, their flat samples and their sequences.
 
-    `sample_groups` int64 [S] and `sequence_groups` int64 [n] are the group of each flat sample and of each sequence,
-    `sequence_samples` int64 [n] the flat sample of each sequence. `sample_tokens` int64 [S] are the loss tokens of each
-    flat sample, of any age.
+    `sample_groups` int64 [S] and `sequence_groups` int64 [n] map flat samples and sequences to their groups;
+    `sequence_samples` int64 [n] maps sequences to flat samples. `sample_tokens` int64 [S] counts each flat sample's
+    loss tokens, of any age.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class BatchContent:
         read: Callable[[Sequence[int]], Sequence[Group]],
         before: "BatchContent | None" = None,
     ) -> None:
-        """`rows` and `staleness` have an item for each group; `valid` bool [S]: flat samples that are trained; `read`
-        reads groups by index. `before` is the content of the first of these groups, which is reused."""
+        """`rows` and `staleness` have an item for each group; `valid` bool [S] marks the flat samples to train; `read`
+        reads groups by index. `before` holds the content of the leading groups, which is reused."""
         self._read = read
         self._valid = valid
         self._staleness = staleness
@@ -102,11 +102,11 @@ class BatchContent:
         self.sequences = OnDemand(sum(sequences), self._sequences_at)
 
     def keep(self, indices: Iterable[int], groups: Iterable[Group]) -> None:
-        """Store these groups, by index, as read."""
+        """Keep groups already read, by index."""
         self._groups.update(zip(indices, groups, strict=True))
 
     def make_sequences(self, indices: Sequence[int]) -> None:
-        """Read these groups, by index, and make the sequences of all groups in memory at once."""
+        """Read the groups at these indices, and make the sequences of all groups held, in one go."""
         self._groups_at(indices)
         new = sorted(self._groups.keys() - self._sequences.keys())
         if not new:
@@ -145,12 +145,12 @@ class BatchContent:
 
 
 def _starts(counts: Sequence[int]) -> list[int]:
-    """The start of each run of items, and the end of the last."""
+    """The start of each run of items, then the end of the last run."""
     return [0, *np.cumsum(counts, dtype=np.int64).tolist()]
 
 
 def _loss_tokens(rows: SampleRows) -> npt.NDArray[np.int64]:
-    """Tokens of each sample that the loss counts."""
+    """Each sample's number of loss tokens."""
     tokens: npt.NDArray[np.int64] = np.sum(
         [*rows.loss_tokens.values(), [0] * len(rows.rewards)], axis=0, dtype=np.int64
     )

@@ -13,7 +13,7 @@ from rollq.consumer.batches.sequences import BatchCounts, TokenStaleness
 
 
 def task_numbers(group_ids: Sequence[tuple[str, int]]) -> npt.NDArray[np.int64]:
-    """A number for each group's task. All shards of a task have the same number."""
+    """A number for each group's task. All shards of a task share one number."""
     return np.unique([task_of(name) for name, _ in group_ids], return_inverse=True)[1].astype(np.int64)
 
 
@@ -30,7 +30,7 @@ def probability_of(group: Group | ClaimedGroup) -> float:
 
 
 def segment_lengths(rows: Sequence[SampleRows]) -> npt.NDArray[np.int64]:
-    """The tokens of every segment of all samples, int64 [segments]."""
+    """The number of tokens of every segment of all samples, int64 [segments]."""
     return np.array([length for row in rows for segments in row.lengths for length in segments], dtype=np.int64)
 
 
@@ -40,7 +40,7 @@ def _rewards(group: Group | ClaimedGroup, rows: SampleRows) -> Sequence[float | 
 
 
 def counts_of(rows: SampleRows, staleness: TokenStaleness) -> BatchCounts:
-    """The share of a group in the denominators of a loss."""
+    """A group's contribution to a loss's denominators."""
     samples = sum(reward is not None for reward in rows.rewards)
     return BatchCounts(_loss_tokens(rows, staleness), samples, int(samples > 0))
 
@@ -59,8 +59,7 @@ def _loss_tokens(rows: SampleRows, staleness: TokenStaleness) -> int:
 def pipeline_advantages(
     computed: Float32Array, groups: Sequence[Group | ClaimedGroup], owners: npt.NDArray[np.int64], valid: BoolArray
 ) -> Float32Array:
-    """The `computed` advantages [S] of samples of the groups `owners` [S], replaced by a pipeline's advantages where
-    set."""
+    """The `computed` advantages [S], replaced by a pipeline's where set. `owners` [S] maps samples to `groups`."""
     chosen = computed.copy()
     for index, group in enumerate(groups):
         if group.shaped and group.shaped.advantages is not None:

@@ -19,9 +19,9 @@ from rollq.buffer.wire.arrays import load_array
 def group_credit(
     group: Group, valid: BoolArray, settings: AdvantageSettings, kind: StepKind, discount: float
 ) -> list[Float32Array]:
-    """The advantages of the tokens of each segment of the `valid` samples, float32 [P + R] each, with 0 on prompts.
+    """Token advantages for each segment of the `valid` samples, float32 [P + R] per segment, 0 on prompts.
 
-    `valid` bool [samples]. Advantages of samples that could not be read are 0. Raises as `Batch.with_credit` does.
+    `valid` is bool [samples]. Samples that could not be read get 0. Raises the exceptions of `Batch.with_credit`.
     """
     if group.shaped is not None:
         raise InvalidGroup(
@@ -48,7 +48,7 @@ def _tokens(segments: list[Segment]) -> int:
 
 
 def _chosen(samples: Samples, valid: BoolArray) -> Iterator[tuple[list[Segment], bool]]:
-    """The segments with tokens of each valid sample, and whether it could be read."""
+    """Each valid sample's segments with tokens, and whether the sample could be read."""
     for segments, status, is_valid in zip(samples.segments, samples.statuses, valid, strict=True):
         if is_valid:
             with_tokens = [segment for segment in segments if len(segment.prompt_ids) + len(segment.response_ids)]
@@ -56,7 +56,7 @@ def _chosen(samples: Samples, valid: BoolArray) -> Iterator[tuple[list[Segment],
 
 
 def _by_segment(segments: list[Segment], values: Float32Array) -> list[Float32Array]:
-    """The advantages of a sample's response tokens, float32 [R] over all segments, by segment, with 0 on prompts."""
+    """Split the advantages of a sample's response tokens, float32 [R], by segment; prompts get 0."""
     parts = np.split(values, np.cumsum([len(segment.response_ids) for segment in segments])[:-1])
     return [
         np.concatenate([np.zeros(len(segment.prompt_ids), np.float32), part])

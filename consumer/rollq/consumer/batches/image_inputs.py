@@ -22,7 +22,7 @@ class ImageInputs:
         self._read = lru_cache(KEPT)(read_image)
 
     def add(self, micro: MicroBatch, batch: Batch) -> MicroBatch:
-        """The micro-batch of `batch` with the inputs for its images; unchanged if it has none.
+        """Return `micro`, a micro-batch of `batch`, with the inputs for its images; unchanged without images.
 
         Raises `ConfigError` for packed rows, and if the workers processed the images with another class; `ImageError`
         for a file that cannot be read, or differs from the engine's; `InvalidGroup` for image tokens in a sequence

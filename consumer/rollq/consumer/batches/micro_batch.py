@@ -38,8 +38,8 @@ class MicroBatch:
     arrays             any      [B, T, ...] named arrays per token, 0 where they have no entry
     inputs             any      any     further inputs of the model, by name: the pixels of images
 
-    `sequences` are the indices into `Batch.sequences` in order. `task_counts` are the counts of each task of the whole
-    batch over all ranks, and `counts` their total over all tasks. `loss_scale` multiplies the loss, see
+    `sequences` holds indices into `Batch.sequences`, in order. `task_counts` holds each task's counts for the whole
+    batch over all ranks, and `counts` is their total over all tasks. `loss_scale` multiplies the loss, see
     `Batch.loss_scale`. `lacks_images` is true if some sequences have images that `rollq.consumer.ImageInputs` must
     still add.
     """
@@ -92,9 +92,9 @@ def assemble(
     arrays: Sequence[str],
     loss_scale: float,
 ) -> MicroBatch:
-    """Lay out the `chosen` indices of a batch's `sequences` as tensors; a single masked token if none are chosen.
+    """Lay out the `sequences` at the `chosen` indices as tensors; without any, a single masked token.
 
-    `advantages` has the token advantages of each chosen sequence, float32 [L]. Raises `InvalidGroup` for a missing or
+    `advantages` holds each chosen sequence's token advantages, float32 [L]. Raises `InvalidGroup` for a missing or
     misshapen named array, `ArrayError` for a reference that cannot be loaded.
     """
     rows = [sequences[index] for index in chosen] or [_BLANK]
@@ -125,7 +125,7 @@ def assemble(
 
 
 class _Layout:
-    """The place of each token: in one row or, with `padded`, in one row per sequence."""
+    """The position of each token: in one row or, with `padded`, in one row per sequence."""
 
     def __init__(self, sequences: Sequence[TokenSequence], padded: bool) -> None:
         lengths = np.array([len(sequence.ids) for sequence in sequences])
@@ -184,7 +184,7 @@ def _joined(rows: Sequence[TokenSequence], name: str) -> npt.NDArray[Any]:
 
 
 def _task_indices(rows: Sequence[TokenSequence], tasks: Mapping[str, BatchCounts]) -> list[int]:
-    """The number of each row's task in the order of `tasks`."""
+    """The index of each row's task in `tasks`."""
     order = list(tasks)
     return [order.index(task_of(row.task)) for row in rows]
 
@@ -207,7 +207,8 @@ def _named_array(rows: Sequence[TokenSequence], name: str) -> npt.NDArray[Any]:
 
 
 def _aligned(sequence: TokenSequence, name: str) -> npt.NDArray[Any]:
-    """A named array with one entry per token of the sequence. An array of only the response is padded with 0."""
+    """A named array with one entry per token of the sequence. An array that covers only the response is padded with
+    0."""
     where = f"task {sequence.task!r}, group {sequence.group_id}, sample {sequence.sample} of the batch"
     if name not in sequence.arrays:
         raise InvalidGroup(f"{where} has no array {name!r}; it has {sorted(sequence.arrays)!r}")

@@ -1,4 +1,4 @@
-"""Assigns sequences to ranks and micro-batches: pure decisions over their lengths.
+"""Assigns sequences to ranks and micro-batches: pure decisions based on sequence lengths.
 
 Invariant: every rank computes the same plan from the same lengths, each sequence is in exactly one micro-batch, with
 the other sequences of its sample if they fit, and every rank has the same number of micro-batches (some may be empty),
@@ -31,11 +31,11 @@ def balance(lengths: Sequence[int], bins: int) -> list[list[int]]:
 
 
 def share_out(lengths: Sequence[int], samples: Sequence[int], groups: Sequence[int], ranks: int) -> list[list[int]]:
-    """The sequences of each rank, where sequence i has `lengths[i]` tokens and belongs to sample `samples[i]`, a number
-    within the batch, of group `groups[i]`.
+    """Each rank's sequences. Sequence i has `lengths[i]` tokens, and belongs to sample `samples[i]`, numbered within
+    the batch, of group `groups[i]`.
 
     A rank gets whole groups, and reads only these. If that makes the heaviest share too heavy (see `MOST_IMBALANCE`),
-    as with fewer groups than ranks, it gets whole samples.
+    as with fewer groups than ranks, each rank gets whole samples.
     """
     shares = _share_units(lengths, groups, ranks)
     heaviest = _heaviest(shares, lengths)
@@ -49,7 +49,7 @@ def share_out(lengths: Sequence[int], samples: Sequence[int], groups: Sequence[i
 def share_out_parts(
     lengths: Sequence[int], samples: Sequence[int], groups: Sequence[int], ends: Sequence[int], ranks: int
 ) -> list[list[int]]:
-    """Like `share_out`, part by part. `ends` are the group numbers before which each part ends."""
+    """Like `share_out`, part by part. Each part ends before its group number in `ends`."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
     first = 0
     for end in ends:
@@ -62,14 +62,14 @@ def share_out_parts(
 
 
 def _share_units(lengths: Sequence[int], owners: Sequence[int], ranks: int) -> list[list[int]]:
-    """The sequences of each rank. A rank gets all sequences of an owner or none."""
+    """Each rank's sequences. A rank gets all sequences of an owner or none."""
     units = _units(range(len(lengths)), owners)
     shares = balance([sum(lengths[sequence] for sequence in unit) for unit in units], ranks)
     return [[sequence for index in share for sequence in units[index]] for share in shares]
 
 
 def _units(sequences: Iterable[int], owners: Sequence[int]) -> list[list[int]]:
-    """The sequences of each owner, in the order in which owners appear."""
+    """Each owner's sequences, in order of the owners' first appearance."""
     members: dict[int, list[int]] = {}
     for sequence in sequences:
         members.setdefault(owners[sequence], []).append(sequence)
@@ -81,7 +81,7 @@ def _heaviest(shares: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
 
 
 def groups_of_share(lengths: Sequence[Sequence[Sequence[int]]], rank: int, ranks: int) -> list[int]:
-    """The groups that have sequences on a rank. `lengths[g][s]` are the lengths of the sequences of sample s of g."""
+    """The groups that have sequences on a rank. `lengths[g][s]` holds the sequence lengths of sample s of group g."""
     flat = [
         (length, sample, group)
         for group, of_group in enumerate(lengths)
@@ -104,14 +104,14 @@ def plan_micro_batches(
 ) -> list[list[list[int]]]:
     """Micro-batches as sequence indices, `[rank][micro_batch][...]`, each of at most `max_tokens` tokens.
 
-    `shares` are the sequences of each rank. With `count`, each rank has exactly `count` micro-batches.
+    `shares` holds each rank's sequences. With `count`, each rank has exactly `count` micro-batches.
 
-    Packed, a micro-batch takes the sum of its lengths; padded, its number of rows times its longest sequence. The
-    sequences of a sample, `samples[i]` for sequence i, are in one micro-batch. A sample that does not fit in one is
+    A packed micro-batch takes the sum of its lengths; a padded one takes its number of rows times its longest sequence.
+    The sequences of a sample, `samples[i]` for sequence i, share one micro-batch. A sample that does not fit is
     divided, unless `whole_samples` is set.
 
-    Raises `ConfigError` if a single sequence is longer than `max_tokens`, or a sample with `whole_samples`; and if
-    more than `count` micro-batches are needed.
+    Raises `ConfigError` for a sequence longer than `max_tokens`, for such a sample with `whole_samples`, and if more
+    than `count` micro-batches are needed.
     """
     _check_lengths(lengths, max_tokens)
 
@@ -153,7 +153,7 @@ def _longest_first(sequences: Sequence[int], lengths: Sequence[int]) -> list[int
 
 
 def _tokens(sequences: Sequence[int], lengths: Sequence[int], padded: bool) -> int:
-    """The tokens of a micro-batch that the sequences take."""
+    """The number of a micro-batch's tokens that the sequences take."""
     taken = [lengths[sequence] for sequence in sequences]
     return len(taken) * max(taken) if padded else sum(taken)
 

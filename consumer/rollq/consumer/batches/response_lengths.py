@@ -12,15 +12,14 @@ Lengths = Sequence[tuple[int, bool]]
 
 
 def response_lengths(batch: Batch) -> Lengths:
-    """The lengths of the trained samples of this rank's share."""
+    """The lengths of the trained samples in this rank's share."""
     return [(sample.response_tokens, sample.finish_reason is FinishReason.LENGTH) for sample in trained_samples(batch)]
 
 
 def described_lengths(of_ranks: Iterable[Lengths]) -> dict[str, Any]:
-    """The lengths of all ranks as facts about a step; empty without samples.
+    """All ranks' lengths as facts about a step; empty without samples.
 
-    `mean`, `p95` and `max` are in tokens, p95 being sorted[int(0.95 n)]; `clip_ratio` is the share of samples that were
-    cut.
+    `mean`, `p95` and `max` are in tokens; p95 is sorted[int(0.95 n)]. `clip_ratio` is the share of cut samples.
     """
     samples = [sample for of_rank in of_ranks for sample in of_rank]
     if not samples:

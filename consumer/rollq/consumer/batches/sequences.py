@@ -33,16 +33,16 @@ class TokenSequence:
     """One segment of a sample as the model reads it: prompt, then response, L tokens.
 
     `ids` int32 [L], the first `prompt_tokens` are the prompt; `loss_mask` bool [L]; `logprobs` float32 [L], in nats
-    under the behaviour policy, 0 on the prompt; `versions`, `epochs` int32 [L], the weights that produced the
-    token, -1 on the prompt; `staleness` int32 [L], in train steps, 0 on the prompt. On the response of a sample that
-    was inserted, versions and epochs are -1, staleness is 0, and logprobs are NaN where they are absent.
+    under the behaviour policy, 0 on the prompt; `versions`, `epochs` int32 [L], the weights that produced the token, -1
+    on the prompt; `staleness` int32 [L], in train steps, 0 on the prompt. On an inserted sample's response, versions
+    and epochs are -1, staleness is 0, and absent logprobs are NaN.
 
     `sample` indexes the batch's flat samples; `task` and `group_id` name its group. `sample_loss_tokens` counts the
-    loss tokens of all segments of the sample. `temperature` is the sampling temperature of the response. `arrays` are
-    the segment's named arrays, per token or per sample; large ones are references that
-    `rollq.buffer.wire.arrays.load_array` reads. `images` are the prompt's images, and `image_options` the arguments of
-    the image processor; see `rollq.consumer.batches.image_inputs`. `is_masked` is true if the sample could not be read,
-    and only its length is known.
+    loss tokens in all of the sample's segments. `temperature` is the sampling temperature of the response. `arrays`
+    holds the segment's named arrays, per token or per sample; large ones are references that
+    `rollq.buffer.wire.arrays.load_array` reads. `images` holds the prompt's images, and `image_options` holds the image
+    processor's arguments; see `rollq.consumer.batches.image_inputs`. `is_masked` is true if the sample could not be
+    read, and only its length is known.
     """
 
     ids: Int32Array
@@ -76,7 +76,7 @@ class BatchCounts:
     groups: int = 0
 
     def __add__(self, other: "BatchCounts") -> "BatchCounts":
-        """The sum of the counts of two parts of a batch."""
+        """The summed counts of two parts of a batch."""
         return BatchCounts(
             self.loss_tokens + other.loss_tokens, self.samples + other.samples, self.groups + other.groups
         )
@@ -86,8 +86,8 @@ class BatchCounts:
 class TokenStaleness:
     """How stale the tokens of a group are at train step `step`.
 
-    Tokens of dead epochs count as `floors` says. Tokens with a staleness of `threshold` or more are masked out of the
-    loss; None masks none.
+    `floors` sets how tokens of dead epochs count. Tokens with a staleness of `threshold` or more are masked out of the
+    loss; None masks nothing.
     """
 
     step: int
@@ -95,8 +95,8 @@ class TokenStaleness:
     threshold: int | None = None
 
     def version(self, span: VersionSpan) -> int:
-        """The version that a span counts as: after a rewind, versions of a dead epoch mean at most its floor. Tokens
-        from outside the run's weights are never stale, and count as on policy."""
+        """The version that a span counts as: after a rewind, versions of a dead epoch count as at most its floor.
+        Tokens from outside the run's weights are never stale, and count as on policy."""
         if span.version == NO_VERSION:
             return self.step - 1
         return self.floors.counted(span.epoch, span.version)
@@ -117,9 +117,9 @@ class TokenStaleness:
 def token_sequences(
     groups: Sequence[Group], valid: BoolArray, staleness: Sequence[TokenStaleness], starts: Sequence[int]
 ) -> tuple[TokenSequence, ...]:
-    """The sequences of the groups' samples with `valid`, bool [S]: one per segment with tokens.
+    """The sequences of the groups' `valid` samples, bool [S]: one per segment with tokens.
 
-    `staleness` has an item for each group; `starts` is the number of each group's first sample in its batch. Raises
+    `staleness` has an item for each group; `starts` holds the number of each group's first sample in the batch. Raises
     `InvalidGroup` for a segment that `check_group` would refuse.
     """
     flat = _Flat()
@@ -140,10 +140,10 @@ class _Flat:
         self._lengths: list[int] = []  # of prompt, response, prompt, ...
         self._logprobs: list[Float32Array] = [np.zeros(0, np.float32)]
         self._masks: list[BoolArray] = [np.zeros(0, np.bool_)]
-        self._spans: list[tuple[int, int, int, int]] = []  # tokens, version, epoch, staleness; of a prompt the first
+        self._spans: list[tuple[int, int, int, int]] = []  # tokens, version, epoch, staleness; a prompt is a span
 
     def add(self, group: Group, samples: Samples, first: int, valid: BoolArray, staleness: TokenStaleness) -> None:
-        """Add a group's samples. Its first sample is number `first` of the batch."""
+        """Add a group's samples. Its first sample is number `first` in the batch."""
         for index, segments in enumerate(samples.segments):
             if not valid[index]:
                 continue
@@ -174,7 +174,7 @@ class _Flat:
                 )
 
     def sequences(self) -> tuple[TokenSequence, ...]:
-        """The sequences that were added, as views of the arrays."""
+        """The added sequences, as views of the arrays."""
         lengths = np.array(self._lengths, np.int64).reshape(-1, 2)
         ends = lengths.sum(axis=1).cumsum()
         starts = ends - lengths.sum(axis=1)

@@ -44,7 +44,7 @@ class Activity:
         self._shortfall = shortfall
 
     def train(self, step: int) -> None:
-        """Note that the trainer has the batch of `step` or a part of it."""
+        """Note that the trainer has all or part of the batch of `step`."""
         _add(self._waited_s, self._now() - self._since_s, is_new=self._waited_for != step)
         self._waited_for = step
         self._become(TrainerPhase.TRAINING, step)
@@ -77,7 +77,7 @@ class Activity:
             self._phase, self._since_s = before, since_s
 
     def words(self) -> Mapping[str, Any]:
-        """The phase as `TrainerState` has it, as plain values."""
+        """The phase as plain values, for `TrainerState`."""
         said: dict[str, Any] = {"phase": self._phase.value, "step": self._step, "for_s": self._now() - self._since_s}
         if self._phase is TrainerPhase.WAITING:
             lack = self._shortfall

@@ -13,7 +13,7 @@ from rollq.consumer.settings import ConsumerSettings
 
 
 class BatchBuilder:
-    """Builds one batch. Data that was read for one part is not read again for the next."""
+    """Builds one batch. Data read for one part is not read again for the next."""
 
     def __init__(self, lease: TrainerLease, prefetch: Prefetch, settings: ConsumerSettings) -> None:
         self._lease = lease
@@ -23,8 +23,8 @@ class BatchBuilder:
         self._content: BatchContent | None = None
 
     def build(self, claimed: Claimed, first: int = 0, end: int | None = None) -> Batch:
-        """The batch up to group `end` (default: all of it). Its groups from `first` on are trained. Reads this rank's
-        share of these groups. Raises `CorruptGroup` only for groups that every rank finds unreadable.
+        """Build the batch up to group `end` (default: all of it), which trains the groups from `first` on, and read
+        this rank's share of these groups. Raises `CorruptGroup` only for groups that every rank finds unreadable.
         """
         settings, reader = self._settings, self._reader
         groups = claimed.groups[:end]

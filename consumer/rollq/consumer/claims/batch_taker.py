@@ -1,4 +1,4 @@
-"""Takes the batch of a step, whole or part by part while it fills. Replaces an unreadable batch."""
+"""Takes a step's batch, either whole or part by part while it fills. Replaces an unreadable batch."""
 
 import logging
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class BatchTaker:
         settings: ConsumerSettings,
     ) -> None:
         self.last_step = lease.epoch.from_step
-        """The step of the last batch that was returned."""
+        """The step of the last returned batch."""
         self._lease = lease
         self._claimer = claimer
         self._engines = engines
@@ -47,7 +47,7 @@ class BatchTaker:
     def take(self, step: int) -> Batch | None:
         """Wait for the batch of `step`; None when production or the trainer has ended.
 
-        Raises what `Consumer.__next__` documents.
+        Raises the exceptions of `Consumer.__next__`.
         """
         self._prefetch.pause()
         self._activity.wait(step)
@@ -101,7 +101,7 @@ class BatchTaker:
             done = end
 
     def give_up(self, step: int) -> None:
-        """Do not return the present batch of `step` again; every rank calls it when rank 0 releases the batch."""
+        """Do not return the present batch of `step` again; every rank calls this when rank 0 releases the batch."""
         self._claimer.give_up(step)
 
     def note_committed(self, step: int) -> None:
@@ -138,7 +138,7 @@ class BatchTaker:
                 )
 
     def _replace(self, claimed: Claimed, error: CorruptGroup) -> None:
-        """Give up a batch with an unreadable group. Every rank reads the same bytes: the others wait for rank 0."""
+        """Give up a batch with an unreadable group. Every rank reads the same bytes, so the others wait for rank 0."""
         log.error("step %d: %s; the group is quarantined, and the step gets a new batch", claimed.step, error)
         if self._settings.rank == 0:
             self._lease.buffer.release(
@@ -146,4 +146,4 @@ class BatchTaker:
                 bad={error.task: [error.group_id]},
             )  # fmt: skip
             self._engines.wake()
-        self._claimer.give_up(claimed.step)  # after the release, so an unanswered release is asked for again
+        self._claimer.give_up(claimed.step)  # after the release, so an unanswered release is requested again

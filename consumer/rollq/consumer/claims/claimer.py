@@ -1,4 +1,4 @@
-"""Claims the batch of a step. Waits while it is short, and gives up if it can never fill."""
+"""Claims a step's batch. Waits while the batch is short, and gives up if it can never fill."""
 
 import logging
 import threading
@@ -33,9 +33,9 @@ RELEASE_S = 300.0
 
 
 class BatchSizes:
-    """Groups per task in a batch: `fixed`, otherwise by each task's rules for the step.
+    """Groups per task in a batch: `fixed`, or else the numbers in each task's rules for the step.
 
-    `rules` are the tasks' rules as last read (see `refresh`).
+    `rules` holds the tasks' rules when last read (see `refresh`).
     """
 
     def __init__(self, rules: Mapping[str, TaskRules], fixed: Mapping[str, int]) -> None:
@@ -89,7 +89,7 @@ def _check_all_shards(rules: Mapping[str, TaskRules]) -> None:
 
 
 def _sizes_of_shards(rules: Mapping[str, TaskRules], task: str, size: int, next_step: int) -> dict[str, int]:
-    """A task's groups of a batch, divided among its shards."""
+    """A task's groups in a batch, divided among the task's shards."""
     shards = shards_among(rules, task)
     produced = _fewest_groups([rules[shard] for shard in shards], next_step)
     if size > produced:
@@ -101,7 +101,7 @@ def _sizes_of_shards(rules: Mapping[str, TaskRules], task: str, size: int, next_
 
 
 def _fewest_groups(shards: Sequence[TaskRules], next_step: int) -> int:
-    """The smallest total over a task's shards of the groups produced for a step, from `next_step` on."""
+    """The smallest number of groups that a task's shards together produce for a step, from `next_step` on."""
     changes = {step for rules in shards for step, _ in rules.schedule if step > next_step}
     return min(
         sum(groups_at(rules.batch_groups, rules.schedule, step) for rules in shards) for step in {next_step, *changes}
@@ -143,7 +143,7 @@ class BatchClaimer:
         self._given_up = (0, 0)  # a step, and how often it was released
 
     def give_up(self, step: int) -> None:
-        """Do not return the present batch of `step` again; every rank calls it when rank 0 releases the batch."""
+        """Do not return the present batch of `step` again; every rank calls this when rank 0 releases the batch."""
         self._given_up = (step, self._releases(step) + 1)
 
     def _releases(self, step: int) -> int:
@@ -152,7 +152,7 @@ class BatchClaimer:
     def claim(self, step: int) -> Claimed | None:
         """Wait for the batch of `step`; None when stopped, or when every task's own hook has ended production.
 
-        Raises what `Consumer.__next__` documents.
+        Raises the exceptions of `Consumer.__next__`.
         """
         return self._wait_for(step, lambda: self._try_claim(step))
 
@@ -162,7 +162,7 @@ class BatchClaimer:
         `before` is the result of the last such call. A part has at least `least_tokens` tokens, unless it is the rest
         of the batch. All ranks get the same parts. A whole batch may have no further part.
 
-        Raises what `Consumer.__next__` documents, and `NotClaimed` when the batch was released since `before`.
+        Raises the exceptions of `Consumer.__next__`, and `NotClaimed` when the batch was released since `before`.
         """
         return self._wait_for(step, lambda: self._try_part(step, before, done, least_tokens))
 
@@ -210,7 +210,8 @@ class BatchClaimer:
         return None
 
     def _is_planned_otherwise(self, shortfall: Shortfall) -> bool:
-        """Read the rules again. If they change the size of a task that is short, rank 0 plans the step again."""
+        """Read the rules again. If they change the size of a task that is short, rank 0 plans the step again. Returns
+        whether it did."""
         self._sizes.refresh(self._lease.buffer)
         wanted = self._sizes.at(shortfall.step)
         is_so = all(wanted.get(task, groups) == groups for task, groups in shortfall.wanted.items())
@@ -259,7 +260,7 @@ class BatchClaimer:
         return outlook(shortfall, counts, buffer.fullness())
 
     def _give_up(self, expected: Outlook, shortfall: Shortfall) -> None:
-        """Raise the reason why the batch cannot fill. Return if a task's hook has ended production."""
+        """Raise an error that says why the batch cannot fill. Return if a task's hook has ended production."""
         match expected:
             case Outlook.SYNC_FIRST:
                 raise SyncFirst(

@@ -17,8 +17,8 @@ class ColocatedEngines:
         self._colocated = colocated
 
     def sleep(self, step: int) -> bool:
-        """Ask every engine to free its memory while `step` is trained. Returns False if stopped before all have done
-        so."""
+        """Ask every engine to free its memory while `step` is trained. Returns False if stopped before all are
+        asleep."""
         if not self._colocated:
             return True
         # the time distinguishes this sleep from an earlier one for the same step
@@ -36,5 +36,5 @@ class ColocatedEngines:
             self._lease.buffer.sleep(self._lease.epoch, "")
 
     def _awake(self, reason: str) -> list[str]:
-        """Workers that have not reported that they sleep for `reason`."""
+        """Workers that have not reported sleeping for `reason`."""
         return [name for name, report in self._lease.buffer.workers().items() if report.get("asleep_for") != reason]

@@ -14,8 +14,8 @@ from rollq.buffer.store.connection import Patience
 class Connection:
     """A run on the server or cluster at `url`. Its repr holds no password.
 
-    `payloads` is the place of large frames outside the servers, the same for every role. `archive` is the URL of the
-    run's archive, for annotations.
+    `payloads` locates large frames outside the servers, identically for every role. `archive` is the URL of the run's
+    archive, for annotations.
     """
 
     url: str = field(repr=False)
@@ -26,8 +26,8 @@ class Connection:
 
     @classmethod
     def to(cls, place: "str | Connection", run: str | None) -> Self:
-        """`place` if it is a connection, otherwise the connection to `run` at that URL. Raises `ConfigError` for a URL
-        without a run, or a connection with one."""
+        """Return `place` if it is a connection, otherwise a connection to `run` at that URL. Raises `ConfigError` for a
+        URL without a run, or a connection with one."""
         if isinstance(place, cls):
             if run is not None:
                 raise ConfigError(f"run = {run!r}: the connection names the run {place.run!r} already; leave it out")
@@ -37,9 +37,9 @@ class Connection:
         return cls(str(place), run)
 
     def buffer(self, stop: threading.Event | None = None) -> Buffer:
-        """Open the run's buffer. Setting `stop` ends its waits for the server, and so does closing it.
+        """Open the run's buffer. Setting `stop` ends the buffer's waits for the server, and so does closing the buffer.
 
-        Raises `ServerUnavailable`, `ServerRefused`, and `ConfigError` for an invalid run name or place of payloads.
+        Raises `ServerUnavailable`, `ServerRefused`, and `ConfigError` for an invalid run name or payload location.
         """
         patience = Patience(closed=stop or threading.Event())
         return Buffer.connect(self.url, self.run, password=self.password, patience=patience, payloads=self.payloads)

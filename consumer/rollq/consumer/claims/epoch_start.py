@@ -63,8 +63,8 @@ def wait_for_holder(buffer: TrainerBuffer, settings: ConsumerSettings, stop: thr
     """Wait until no trainer holds the run. Return at once if `begin_epoch` can decide.
 
     A process on another machine, or in another container, cannot be looked up: if it was killed, its lease expires
-    within `TRAINER_LEASE_S`. Raises `TrainerHeld` if the trainer's process lives, if it still renews its lease, and
-    when `stop` is set.
+    within `TRAINER_LEASE_S`. Raises `TrainerHeld` if the trainer's process lives or still renews its lease, and when
+    `stop` is set.
     """
     first = buffer.holder()
     if first is None or settings.takeover or first.has_ended:
@@ -78,7 +78,7 @@ def wait_for_holder(buffer: TrainerBuffer, settings: ConsumerSettings, stop: thr
 
 
 def _wait_for_expiry(buffer: TrainerBuffer, first: Holder, stop: threading.Event) -> None:
-    """Wait until the lease of `first` expires, which another process may renew."""
+    """Wait until the lease of `first`, which another process may renew, expires."""
     give_up_s = time.monotonic() + min(first.left_s, TRAINER_LEASE_S) + SPARE_S
     while (holder := buffer.holder()) and holder.left_s > 0:
         if holder.epoch != first.epoch or holder.deadline_ms > first.deadline_ms or time.monotonic() > give_up_s:

@@ -1,4 +1,5 @@
-"""Evaluation by a trainer. It opens evaluations, producers and workers run them, and it reads the results."""
+"""Evaluation by a trainer: the trainer opens evaluations, producers and workers run them, and the trainer reads the
+results."""
 
 import logging
 import threading
@@ -101,7 +102,7 @@ def _open(buffer: Evaluations, task: str) -> BatchState:
 
 
 def _unfinished(buffer: Evaluations, opened: Mapping[str, BatchState]) -> dict[str, BatchState]:
-    """The present states of the evaluations that are not complete."""
+    """The present states of incomplete evaluations."""
     states = {task: buffer.batch_by_handle(task, state.handle) for task, state in opened.items()}
     return {task: state for task, state in states.items() if not state.complete}
 

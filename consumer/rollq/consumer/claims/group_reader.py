@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 
 
 class GroupReader:
-    """Reads groups of one batch, if possible from the groups that were read ahead.
+    """Reads the groups of one batch, if possible from groups read ahead.
 
-    `unreadable` are the groups that `read_share` has masked.
+    `unreadable` holds the groups that `read_share` has masked.
     """
 
     def __init__(self, groups: Sequence[ClaimedGroup], buffer: TrainerBuffer, prefetch: Prefetch) -> None:
@@ -32,7 +32,7 @@ class GroupReader:
 
     @property
     def prefetched(self) -> float:
-        """The fraction of the groups read so far that had been read ahead."""
+        """The fraction of groups so far that were read ahead."""
         return self._hits / self._asked if self._asked else 0.0
 
     def add(self, groups: Sequence[ClaimedGroup]) -> None:
@@ -57,8 +57,8 @@ class GroupReader:
     def read_share(self, indices: Sequence[int]) -> list[Group]:
         """The groups at these indices, one rank's share. Raises `CorruptGroup` when any group of the batch is gone.
 
-        A group that only one rank finds unreadable cannot be replaced: the other ranks already train the batch. It gets
-        masked sequences of the lengths in its rows, so counts are equal on all ranks.
+        A group that only one rank finds unreadable cannot be replaced: the other ranks already train the batch. Such a
+        group gets masked sequences with the lengths in its rows, so counts are equal on all ranks.
         """
         self._check_present()
         try:
@@ -74,7 +74,7 @@ class GroupReader:
         self._present = len(self._groups)
 
     def _read_or_mask(self, index: int) -> Group:
-        # Masked, not left out: without the group, counts would differ between ranks, and so the weights of all tokens.
+        # Masked, not left out: without the group, counts and thus all tokens' weights would differ between ranks.
         claimed = self._groups[index]
         try:
             (group,) = self.read([index])

@@ -30,8 +30,8 @@ class GroupTraces:
 
     @contextmanager
     def committing(self, step: int, groups: Sequence[tuple[str, int]]) -> Iterator[None]:
-        """A context for the commit of a step with these groups: reads their lives before it, and ends their traces
-        after it."""
+        """A context for the commit of a step: reads its groups' lives before the commit, and ends their traces
+        afterwards."""
         if self._tracer is None:
             yield
             return

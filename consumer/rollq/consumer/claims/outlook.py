@@ -25,10 +25,10 @@ class Outlook(StrEnum):
 def outlook(shortfall: Shortfall, counts: Iterable[Counts], fullness: Fullness) -> Outlook:
     """Judge whether the batch can still fill.
 
-    `counts` are the counts of the batch's tasks; `fullness` is the buffer's.
+    `counts` covers the batch's tasks; `fullness` is the buffer's.
 
     The weights are too old if none of the groups that they generate may be trained at the step: then no pending or
-    running group can help. A trainer that has trained the step before has newer weights, since a version is a trained
+    running group can help. A trainer that has trained the previous step has newer weights, since a version is a trained
     step. A full server's memory stays full while its trainer waits.
     """
     short = [each for each in counts if each.task in shortfall.wanted]
@@ -43,7 +43,7 @@ def outlook(shortfall: Shortfall, counts: Iterable[Counts], fullness: Fullness) 
 
 def _weights_too_old(step: int, counts: Counts) -> bool:
     if counts.clock.rules.offline:
-        return False  # its groups are not made by weights
+        return False  # weights do not make its groups
     return step - counts.clock.version - 1 >= counts.clock.rules.stale_threshold
 
 
@@ -66,7 +66,7 @@ def explain_wait(
 ) -> str:
     """Explain what holds the batch back, with every task's counts by status.
 
-    `workers` are the last reports of live workers by name, `fullness` is the buffer's.
+    `workers` maps the names of live workers to their last reports; `fullness` is the buffer's.
     """
     if not shortfall.wanted:
         return f"no batch for step {shortfall.step}: rank 0 has not finished the release of the last one"

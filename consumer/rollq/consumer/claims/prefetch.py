@@ -1,4 +1,4 @@
-"""Reads groups of the next batch during the training of the current batch.
+"""Reads groups of the next batch while the current batch is trained.
 
 It never changes a claim. Wrong guesses are dropped.
 """
@@ -41,7 +41,7 @@ class _Kept(NamedTuple):
 
 
 class Prefetch:
-    """Keeps up to `limit_bytes` of groups that the claim of a step is likely to take, for one rank."""
+    """Keeps up to `limit_bytes` of groups that one rank's next claim is likely to take."""
 
     def __init__(
         self,
@@ -53,8 +53,7 @@ class Prefetch:
         world_size: int,
         seed: int = 0,
     ) -> None:
-        """`buffer` returns the buffer, or raises the error that ended it. `sizes` returns the groups per task of a
-        step."""
+        """`buffer` returns the buffer, or raises the error that ended it. `sizes` returns a step's groups per task."""
         self._buffer = buffer
         self._sizes = sizes
         self._limit_bytes = limit_bytes
@@ -94,7 +93,8 @@ class Prefetch:
             self._thread.join(timeout=5)
 
     def read(self, groups: Sequence[ClaimedGroup], rows: Sequence[SampleRows]) -> tuple[list[Group], int]:
-        """The groups, in order, and how many of them were read ahead. `rows` are theirs. Raises `CorruptGroup`."""
+        """Return the groups, in order, and how many were read ahead. `rows` holds the groups' rows. Raises
+        `CorruptGroup`."""
         keys = [_key(group) for group in groups]
         with self._changed:
             self._changed.wait_for(lambda: self._in_flight.isdisjoint(keys))  # waits rather than reading a group twice
@@ -136,7 +136,7 @@ class Prefetch:
             return self._read_ahead(
                 step, [_Wanted(*wanted_group) for wanted_group in zip(missing, sizes_bytes, strict=True)]
             )
-        except CorruptGroup as error:  # the claim meets it again
+        except CorruptGroup as error:  # the claim raises it again
             self._corrupt.add((error.task, error.group_id))
             return True
         except ServerError as error:
@@ -158,7 +158,7 @@ class Prefetch:
         return start > 0
 
     def _choose(self, step: int, missing: Sequence[_Wanted]) -> list[_Wanted]:
-        """The first of these groups that fit. They are in flight from now on."""
+        """Return the first of these groups that fit, and mark them as in flight."""
         with self._changed:
             if self._step != step:
                 return []
@@ -187,7 +187,7 @@ class Prefetch:
                 self._changed.notify_all()
 
     def _likely(self, step: int) -> list[ClaimedGroup]:
-        """The groups of this rank's share, if the batch of `step` were claimed now."""
+        """The groups that this rank's share would have if the batch of `step` were claimed now."""
         sizes = self._sizes(step)
         groups = self._buffer().preview(step, sizes, seed=self._seed)
         if self._world_size == 1:
@@ -203,7 +203,7 @@ def _key(group: ClaimedGroup) -> _Key:
 
 
 def _fetch(buffer: TrainerBuffer, groups: Sequence[ClaimedGroup], rows: Sequence[SampleRows]) -> list[Group]:
-    """The groups, from the store. Raises `CorruptGroup`, including for samples that their rows do not describe."""
+    """Read the groups from the store. Raises `CorruptGroup`, including for samples that do not match their rows."""
     fetched = buffer.fetch(groups)
     for group, of_group in zip(fetched, rows, strict=True):
         if SampleRows.of(Samples.of(group.samples)) != of_group:
@@ -220,7 +220,7 @@ def decode_rows(group: ClaimedGroup) -> SampleRows:
 
 
 def tokens_of(group: ClaimedGroup) -> int:
-    """The tokens of a group's sequences; without readable rows, the tokens of its responses."""
+    """The number of tokens in a group's sequences or, without readable rows, in its responses."""
     try:
         return sum(map(sum, decode_rows(group).lengths))
     except CorruptGroup:

@@ -1,4 +1,4 @@
-"""Checks after a restart that batches are replayed with the weights that they were recorded with."""
+"""Checks after a restart that batches are replayed with their recorded weights."""
 
 import logging
 
@@ -12,8 +12,8 @@ log = logging.getLogger(__name__)
 
 
 def first_mode(buffer: TrainerBuffer, settings: ConsumerSettings, from_step: int, digest: str) -> ResumeMode:
-    """The mode in which to resume with weights `digest`. It is the mode in the settings, unless the weights differ from
-    the recorded weights.
+    """The mode in which to resume with weights `digest`: the mode in the settings, unless the weights differ from the
+    recorded weights.
 
     Raises `ReplayMismatch`.
     """

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class BatchStream(Iterator["MicroBatch"]):
-    """Iterate over it for this rank's micro-batches. Each step waits until every rank has enough for a micro-batch.
+    """Iterate over it for this rank's micro-batches. Each iteration waits until every rank has enough groups for a
+    micro-batch.
 
     `part` is the part of the last micro-batch: the groups that arrived since the previous part, with the whole batch's
     indices. `batch` is the whole batch, None until all its micro-batches were taken. It stays None if the iteration
@@ -67,7 +68,7 @@ class BatchStream(Iterator["MicroBatch"]):
 
     @property
     def gradient_scale(self) -> float:
-        """The factor that turns the accumulated gradients into the gradients of the whole batch.
+        """The factor that turns the accumulated gradients into the whole batch's gradients.
 
         Raises `ConfigError` before the end of the stream.
         """
@@ -108,8 +109,8 @@ def why_whole(settings: ConsumerSettings, loss: LossSettings) -> str | None:
 def expected_counts(
     first: Mapping[str, BatchCounts], groups: int, planned: Mapping[str, int]
 ) -> dict[str, BatchCounts]:
-    """Estimated counts of a batch of `planned` groups per task, if all groups are like the `first` part, which has
-    `groups` groups.
+    """Estimated counts of a batch with `planned` groups per task, if all are like the `groups` groups of the `first`
+    part.
 
     Pure: the same on every rank, and exact for a part that is the whole batch.
     """

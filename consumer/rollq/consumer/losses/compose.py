@@ -46,8 +46,8 @@ def policy_terms(
     All tensors are [n]. Logprobs are in nats: `new` of the policy that is trained, `behaviour` of the engine, `old` of
     the weights before the first update on the batch (default: the current weights), and `reference` of the reference
     model. `old` is used with `settings.old_logprobs = "recomputed"`. `samples`, int64, is equal for tokens of one
-    sample; with `settings.needs_whole_samples`, all tokens of a sample must be there. `keep`, bool, says which tokens a
-    mask of the caller keeps (default: all).
+    sample; with `settings.needs_whole_samples`, all tokens of a sample must be present. `keep`, bool, marks the tokens
+    that the caller's mask keeps (default: all).
 
     Raises `ConfigError` if `settings.kl_coefficient` > 0 and there are no reference logprobs.
     """
@@ -81,7 +81,7 @@ def _mask(
     advantages: torch.Tensor,
     samples: torch.Tensor,
 ) -> torch.Tensor:
-    """The tokens [n] that the mask of the loss keeps."""
+    """The tokens [n] that the loss's mask keeps."""
     if settings.mask == "geometric":
         return geometric_mask(before, behaviour, samples, low=settings.mask_low, high=settings.mask_high)
     return off_policy_mask(new, behaviour, advantages, samples, most=settings.mask_divergence)

@@ -1,7 +1,7 @@
 """Importance weights for old logprobs that differ from the sampling engine's. Pure functions of tensors.
 
-w = exp(old - behaviour), of a token or of its sample; bounds hold for w itself, not for 1 / w. A weight multiplies the
-token's term, and has no gradient. A weight of 0 leaves the token out; the denominator of the loss stays, so other
+w = exp(old - behaviour), for a token or for its sample; bounds apply to w itself, not to 1 / w. A weight multiplies the
+token's term, and has no gradient. A weight of 0 leaves the token out; the loss's denominator does not change, so other
 tokens do not gain weight. All tensors are [n].
 """
 

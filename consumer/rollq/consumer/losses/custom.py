@@ -1,9 +1,9 @@
 """A user-written loss: a function that returns the term of each token, named by `loss = "module.function"`.
 
-It is called with tensors of the n loss tokens of a micro-batch, float32 [n] on the trainer's device: `new`, the
-logprobs that are trained, with a gradient; `old` and `behaviour`, without a gradient, see
-`rollq.consumer.losses.surrogates`; `advantages`; and `samples` int64 [n], equal for tokens of one sample. It returns
-the terms to minimise, floating point [n]; corrections, masks, KL and aggregation apply to them as to any surrogate.
+It receives tensors for a micro-batch's n loss tokens, float32 [n] on the trainer's device: `new`, the trained policy's
+logprobs, with a gradient; `old` and `behaviour`, without a gradient, see `rollq.consumer.losses.surrogates`;
+`advantages`; and `samples` int64 [n], equal for tokens of one sample. It returns the terms to minimise, floating point
+[n]; corrections, masks, KL and aggregation apply to them as to any surrogate.
 """
 
 from collections.abc import Callable
@@ -35,8 +35,8 @@ def custom(
     advantages: torch.Tensor,
     samples: torch.Tensor,
 ) -> Surrogate:
-    """The terms of the function at `path`; no token counts as clipped. Raises `ConfigError` unless they are floating
-    point [n], with a gradient if `new` has one."""
+    """The terms of the function at `path`; no token counts as clipped. Raises `ConfigError` for terms that are not
+    floating point [n], or that lack a gradient although `new` has one."""
     terms = load_loss(path)(new=new, old=old, behaviour=behaviour, advantages=advantages, samples=samples)
     if not isinstance(terms, torch.Tensor) or terms.shape != new.shape or not terms.is_floating_point():
         found = f"{terms.dtype} {list(terms.shape)}" if isinstance(terms, torch.Tensor) else type(terms).__name__

@@ -1,8 +1,8 @@
 """Estimators of KL(policy || reference) on sampled tokens. Pure functions of tensors.
 
 d = new - reference, in nats, [n] (Schulman 2020, "Approximating KL divergence"). In a loss, only an estimator's
-gradient matters. In expectation and on policy, the gradient of k2 is the gradient of the divergence. The gradient of k1
-is 0 in expectation, so k1 belongs in the reward.
+gradient matters. In expectation and on policy, k2 has the divergence's gradient. The gradient of k1 is 0 in
+expectation, so k1 belongs in the reward.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Sums and means over the loss tokens of each sample, returned for every token. Pure functions of tensors.
 
-`samples` int64 [n] is the sample of each token: equal numbers mean one sample, in any order, over all its segments.
+`samples` int64 [n] gives each token's sample: equal numbers mean one sample, in any order, over all its segments.
 """
 
 import torch

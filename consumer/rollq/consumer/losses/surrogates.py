@@ -1,7 +1,7 @@
 """Policy-gradient surrogates: a term to minimise for each loss token. Pure functions of tensors.
 
-All tensors are [n]. `advantages` are per token. `old` are the logprobs before the first update on the batch,
-`behaviour` the logprobs at sampling, in nats, without gradients.
+All tensors are [n]. `advantages` are per token. `old` and `behaviour` hold the logprobs before the first update on the
+batch and at sampling, in nats, without gradients.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,7 @@
 """Surrogates that keep a token while its probability, not its ratio, has moved little. Pure functions of tensors.
 
-p = exp(new) and q = exp(behaviour) are the probabilities of the sampled token now and when it was sampled, u = p / q.
-All tensors are [n]; see `rollq.consumer.losses.surrogates`.
+p = exp(new) and q = exp(behaviour) are the sampled token's probabilities now and at sampling; u = p / q. All tensors
+are [n]; see `rollq.consumer.losses.surrogates`.
 """
 
 import torch

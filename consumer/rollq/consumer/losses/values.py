@@ -10,7 +10,7 @@ import torch
 def generalised_advantages(
     rewards: torch.Tensor, values: torch.Tensor, samples: torch.Tensor, *, gamma: float, lam: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages, not whitened, and returns of each token, [n] each: GAE (Schulman et al. 2016, arXiv:1506.02438).
+    """Each token's advantage, not whitened, and its return, [n] each: GAE (Schulman et al. 2016, arXiv:1506.02438).
 
     delta_t = reward_t + gamma V_(t+1) - V_t and A_t = delta_t + gamma lam A_(t+1), where t + 1 is the next token of the
     sample, and V and A are 0 after its last; the return is A_t + V_t. Rewards of a whole sample belong on its last loss

@@ -15,7 +15,7 @@ from rollq.buffer.values.rollouts import NO_VERSION
 from rollq.consumer.objective.mismatch import MismatchGauge
 
 _INSERTED = -1
-"""Used in place of the staleness of tokens that the run's weights did not make."""
+"""Replaces the staleness of tokens that the run's weights did not make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def _doubles(values: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
 
 
 def _only_if(is_known: object, **numbers: Any) -> dict[str, Any]:
-    """The given numbers, without unknown numbers."""
+    """The given numbers if they are known, otherwise none."""
     return numbers if is_known else {}
 
 
@@ -77,7 +77,7 @@ class LossMetrics:
         self.left_out = Counter[str]()  # loss tokens by task, of samples without logprobs
 
     def leave_out(self, tokens: Mapping[str, int]) -> None:
-        """Count loss tokens, by task, that were left out because they have no logprobs."""
+        """Count, by task, loss tokens that were left out for lack of logprobs."""
         self.left_out.update(tokens)
 
     def add(
@@ -95,10 +95,10 @@ class LossMetrics:
         importance: torch.Tensor | None = None,
         kl: torch.Tensor | None = None,
     ) -> None:
-        """Add a micro-batch: `loss` is a scalar, the others are [n] per loss token. `mismatch` = new - behaviour;
-        `sequences` are indices into `Batch.sequences`; `importance` are the weights of a correction, if the loss has
-        one; `kl` estimates the divergence from the reference, if there is one. Inserted tokens have no engine, so no
-        sum includes their mismatch."""
+        """Add a micro-batch: `loss` is a scalar; the other tensors are [n], one value per loss token. `mismatch` = new
+        - behaviour; `sequences` holds indices into `Batch.sequences`; `importance` holds a correction's weights, if the
+        loss has one; `kl` estimates the divergence from the reference, if there is one. Inserted tokens have no engine,
+        so no sum includes their mismatch."""
         self.loss += float(loss)
         self._has_entropy = entropy is not None
         self._has_kl = kl is not None
@@ -134,7 +134,7 @@ class LossMetrics:
         self.loss *= factor
 
     def sums(self) -> dict[str, Any]:
-        """The sums as JSON, for `add_sums` of another rank."""
+        """The sums as JSON, for another rank's `add_sums`."""
         return {
             "loss": self.loss,
             "on_policy_error": self._on_policy_error,
@@ -146,7 +146,7 @@ class LossMetrics:
         }
 
     def add_sums(self, sums: Mapping[str, Any]) -> None:
-        """Add the sums of another rank. Values that are not finite arrive as None."""
+        """Add another rank's sums. Values that are not finite arrive as None."""
         self.loss += sums["loss"]
         error = sums["on_policy_error"]
         self._on_policy_error = max(self._on_policy_error, math.inf if error is None else error)
@@ -158,7 +158,8 @@ class LossMetrics:
             self._by_staleness[age] += TokenSums(*(math.nan if value is None else value for value in values))
 
     def of_tokens(self) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[Any]]:
-        """`mismatch`, `ratio` and `clipped` of each loss token, [n] each, and its index into `Batch.sequences`."""
+        """Each loss token's `mismatch`, `ratio` and `clipped`, [n] each, and its sequence's index into
+        `Batch.sequences`."""
         if not self._tokens:
             return {}, np.zeros(0, np.int64)
         mismatch, ratio, clipped, sequences = (np.concatenate(parts) for parts in zip(*self._tokens, strict=True))
@@ -175,8 +176,8 @@ class LossMetrics:
         `entropy` is present only if measured, `kl` only with a reference, `importance` only with a correction, and
         `staleness`, a mean, only if some tokens were not inserted. `masked_fraction` is the fraction of tokens that a
         correction or a mask left out. `inserted_tokens`, present if any were inserted, count in `tokens`, but not in
-        `mismatch_kl` or by staleness. `without_logprobs` counts, by task, tokens that were left out because they have
-        no logprobs; no other number includes them.
+        `mismatch_kl` or by staleness. `without_logprobs` counts, by task, tokens that were left out for lack of
+        logprobs; no other number includes them.
         """
         by_staleness = sorted((age, sums) for age, sums in self._by_staleness.items() if age != _INSERTED)
         sampled = sum((sums for _, sums in by_staleness), TokenSums())

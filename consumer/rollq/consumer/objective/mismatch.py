@@ -1,7 +1,7 @@
-"""The distance of the trainer's logprobs of a batch from the engine's, by task, worker and version of the weights.
+"""The distance between the trainer's and the engine's logprobs for a batch, by task, worker and weights version.
 
-Without faults, only rounding and the updates since a token's version cause a difference. If a worker serves other
-weights than it reports, its tokens differ much more.
+Without faults, only rounding and the updates since a token's version cause a difference. If a worker serves weights
+other than it reports, its tokens differ much more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from rollq.consumer.batches.batch import Batch
 class Mismatch:
     """The mismatch of n tokens, with d = the trainer's logprob - the engine's, in nats, and w = exp(d).
 
-    `mean`, `p99` and `max` are of |d|. `kl` is the k3 estimator of KL(engine || trainer), the mean of w - d - 1
+    `mean`, `p99` and `max` describe |d|. `kl` is the k3 estimator of KL(engine || trainer), the mean of w - d - 1
     (Schulman 2020, "Approximating KL divergence"). `effective_sample_size` is (sum w)^2 / (n sum w^2), in (0, 1] (Kong
     1992); NaN if a w is too large or small for a float64.
     """
@@ -62,8 +62,8 @@ class MismatchGauge:
         self._versions: list[npt.NDArray[np.integer]] = []
 
     def add(self, differences: torch.Tensor, sequences: torch.Tensor, versions: torch.Tensor) -> None:
-        """Add the loss tokens of a micro-batch, each [n]: trainer's - engine's logprob in nats, index into
-        `Batch.sequences`, and version of the weights."""
+        """Add a micro-batch's loss tokens, as arrays [n]: trainer's - engine's logprob in nats, index into
+        `Batch.sequences`, and weights version."""
         self._differences.append(differences.float().cpu().numpy())
         self._sequences.append(sequences.cpu().numpy())
         self._versions.append(versions.cpu().numpy())
@@ -86,7 +86,7 @@ class MismatchGauge:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelledMismatch:
-    """Differences float32 [n] of loss tokens, in nats, and their labels: arrays of strings [n] by kind."""
+    """Loss tokens' differences, float32 [n] in nats, and their labels: string arrays [n] by kind."""
 
     differences: Float32Array
     labels: Mapping[str, npt.NDArray[np.str_]]

@@ -1,8 +1,8 @@
 """The policy loss of a micro-batch. Needs torch.
 
 Invariant: each token's weight depends on the counts of the whole batch, so the gradient does not depend on how the
-batch was split into micro-batches and among ranks. Ranks combine gradients as `ConsumerSettings.reduction` says: by sum
-(`sum_gradients`), or by average, as DDP and FSDP do.
+batch was split into micro-batches and among ranks. `ConsumerSettings.reduction` sets how ranks combine gradients: by
+sum (`sum_gradients`), or by average, as DDP and FSDP do.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ from rollq.consumer.objective.token_logprobs import token_logprobs
 
 @dataclass(frozen=True, slots=True)
 class OtherLogprobs:
-    """Logprobs of the n loss tokens of a micro-batch under weights other than the trained weights, in nats.
+    """Logprobs, in nats, of a micro-batch's n loss tokens under weights other than the trained weights.
 
     `old` float32 [n]: with `old_logprobs = "recomputed"`, of the weights before the first update on the batch (default:
     the current weights, which is correct for one update per batch). `reference` float32 [n]: of the reference model,
@@ -59,13 +59,13 @@ def policy_loss(
 ) -> torch.Tensor:
     """Compute the micro-batch's part of the batch's loss, a scalar, times `micro.loss_scale`.
 
-    Summing over a rank's micro-batches gives the rank's loss. Across ranks, sum or average as the consumer's
-    `reduction` says. `rollq.consumer.losses.policy_terms` has the formula that `settings` compose; tokens of the tasks
-    in `settings.sft` are imitated instead, and tokens of the tasks in `settings.distillation` follow a teacher. Each of
-    these tasks has a denominator.
+    Summing over a rank's micro-batches gives the rank's loss. Across ranks, sum or average, depending on the consumer's
+    `reduction`. `rollq.consumer.losses.policy_terms` has the formula that `settings` compose; tokens of the tasks in
+    `settings.sft` are imitated instead, and tokens of the tasks in `settings.distillation` follow a teacher. Each of
+    these tasks has a separate denominator.
 
-    `keep` bool [n] are the tokens that a mask of the caller keeps, such as one over the whole batch (default: all); the
-    others stay in the denominators. `keep` is ordered as in `token_logprobs`, which explains `chunk`. `metrics` is
+    `keep` bool [n] marks the tokens that the caller's mask keeps, such as a mask over the whole batch (default: all);
+    the others stay in the denominators. `keep` is ordered as in `token_logprobs`, which explains `chunk`. `metrics` is
     updated, if given.
 
     Raises `ConfigError` if the reference's or the teacher's logprobs are missing, or if the loss needs whole samples
@@ -136,7 +136,7 @@ def _imitated_or_distilled(
 def leave_out_absent(
     batch: Batch, micro_batches: Sequence[MicroBatch], settings: LossSettings
 ) -> list[tuple[MicroBatch, Counter[str]]]:
-    """Mask inserted samples that lack the logprobs that the loss needs. They stay in the denominators.
+    """Mask inserted samples without the logprobs that the loss needs. They stay in the denominators.
 
     `micro_batches` hold this rank's share of `batch`. A sample is left out as a whole, even if only one of its segments
     lacks logprobs. Returns each micro-batch without these samples, and the number of loss tokens it lost, by task.
@@ -154,7 +154,7 @@ def _lacks(sequence: TokenSequence, settings: LossSettings) -> bool:
 
 
 def _without(micro: MicroBatch, samples: Collection[int]) -> tuple[MicroBatch, Counter[str]]:
-    """A micro-batch without the loss tokens of these samples, and how many they were, by task."""
+    """A micro-batch without these samples' loss tokens, and the number of removed tokens by task."""
     masked = micro.loss_mask & torch.isin(micro.sample_index, micro.sample_index.new_tensor(list(samples)))
     if not masked.any():
         return micro, Counter()
@@ -184,8 +184,8 @@ def _behaviour_logprobs(micro: MicroBatch, new: torch.Tensor, settings: LossSett
 
 
 def _check_whole(micro: MicroBatch, samples: torch.Tensor) -> None:
-    """Raise `ConfigError` if loss tokens of a sample are not in the micro-batch; `samples` [n] has the sample of each
-    of its tokens."""
+    """Raise `ConfigError` if the micro-batch lacks loss tokens of a sample; `samples` [n] gives each of its tokens'
+    sample."""
     expected = micro.sample_loss_tokens[micro.loss_mask]
     if len(samples) and (sample_sums(torch.ones_like(expected), samples) != expected).any():
         raise ConfigError(
@@ -255,6 +255,6 @@ def _component_weights(micro: MicroBatch, tasks: Mapping[str, float]) -> torch.T
 
 
 def _of_tasks(micro: MicroBatch, values: list[float]) -> torch.Tensor:
-    """For each loss token the value of its task, float32 [n]; `values` are by index into `task_counts`."""
+    """Each loss token's task value, float32 [n]; `values` follows the order of `task_counts`."""
     table = torch.tensor(values, dtype=torch.float32, device=micro.loss_mask.device)
     return table[micro.task_index[micro.loss_mask]]

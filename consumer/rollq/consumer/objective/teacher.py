@@ -1,4 +1,4 @@
-"""The logprobs of a teacher in a micro-batch, from named arrays of its samples. Needs torch."""
+"""A teacher's logprobs for a micro-batch, from its samples' named arrays. Needs torch."""
 
 from collections.abc import Collection, Iterator
 from typing import Any, Final, NamedTuple
@@ -54,8 +54,8 @@ def teacher_top_logprobs(
 ) -> TopLogprobs:
     """The teacher's likeliest tokens at the loss tokens of `tasks` in a micro-batch of `batch`; other tokens have none.
 
-    Raises as `teacher_logprobs` does, and `InvalidGroup` for tokens that a `vocabulary` of this size does not have. k
-    is the largest in the micro-batch.
+    Raises the exceptions of `teacher_logprobs`, and `InvalidGroup` for tokens outside a `vocabulary` of this size. k is
+    the largest in the micro-batch.
     """
     by_sequence = []
     for sequence in _trained(batch, micro):
@@ -77,7 +77,7 @@ def teacher_top_logprobs(
 
 
 def _trained(batch: Batch, micro: MicroBatch) -> Iterator[TokenSequence]:
-    """The sequences of a micro-batch that are in the loss."""
+    """A micro-batch's sequences in the loss."""
     trained = set(micro.sequence_index[micro.loss_mask].tolist())
     return (batch.sequences[index] for index in micro.sequences if index in trained)
 

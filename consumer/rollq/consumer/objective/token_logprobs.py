@@ -9,13 +9,13 @@ from rollq.buffer.errors import ConfigError
 from rollq.consumer.batches.micro_batch import MicroBatch
 
 PROBE = 16
-"""The number of tokens on which `check_chunks` compares."""
+"""The number of tokens that `check_chunks` compares."""
 
 
 class TokenLogprobs(NamedTuple):
-    """Values of the n loss tokens of a micro-batch in row order, in nats: `logprobs` and `entropy`, float32 [n].
+    """Values of a micro-batch's n loss tokens in row order, in nats: `logprobs` and `entropy`, float32 [n].
 
-    `others` float32 [n, k] are the logprobs of k other tokens at each position.
+    `others` float32 [n, k] holds the logprobs of k other tokens at each position.
     """
 
     logprobs: torch.Tensor
@@ -28,14 +28,14 @@ def token_logprobs(
 ) -> TokenLogprobs:
     """Compute the logprobs of the loss tokens of `micro` under logits / temperature, as the engine sampled them.
 
-    `model` is a Hugging Face causal LM, or a callable with its signature. For packed rows it must find the sequence
-    boundaries in `position_ids`; transformers >= 5 builds the block-diagonal mask if neither an attention mask nor a
-    cache is given. `entropy` also computes the entropy of each token's distribution, and `others` int64 [n, k] the
-    logprobs of these tokens at the position of each loss token.
+    `model` is a Hugging Face causal LM, or a callable with its signature. For packed rows, the model must find the
+    sequence boundaries in `position_ids`; transformers >= 5 builds the block-diagonal mask if neither an attention mask
+    nor a cache is given. `entropy` adds the entropy of each token's distribution, and `others` int64 [n, k] adds the
+    logprobs of these tokens at each loss token's position.
 
     With `chunk`, the logits of at most `chunk` loss tokens are in memory at a time. They are computed again in the
-    backward pass, which saves memory, costs time, and gives the same values. It needs a transformers model that passes
-    `check_chunks`. Raises `ConfigError` for images that were not added.
+    backward pass, which saves memory, costs time, and gives the same values. `chunk` needs a transformers model that
+    passes `check_chunks`. Raises `ConfigError` for images that were not added.
     """
     if micro.lacks_images:
         raise ConfigError("the prompts have images: add them with rollq.consumer.ImageInputs before the forward pass")
@@ -66,7 +66,7 @@ def token_logprobs(
 
 
 def check_chunks(model: Any) -> None:
-    """Raise `ConfigError` unless the logits of `model` are the output of its head for the last hidden states.
+    """Raise `ConfigError` unless the head of `model` computes its logits from the last hidden states.
 
     Runs the model on a few tokens. On a sharded model, all ranks call it.
     """

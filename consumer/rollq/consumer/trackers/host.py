@@ -32,7 +32,7 @@ class TrackerHost:
         self._thread.start()
 
     def log(self, entry: Entry) -> None:
-        """Hand an entry over, or drop it. For one thread at a time."""
+        """Hand an entry over, or drop it. Only one thread at a time may call this."""
         if self._queue.qsize() < self._most_waiting and self._thread.is_alive():
             self._queue.put(entry)
             return

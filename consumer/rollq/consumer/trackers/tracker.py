@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 UNTRACKED = {"step", "time_s", "workers", "by_worker", "by_version"}
-"""Keys of a line of metrics that are left out, since they would make new series for each worker or step."""
+"""Keys of a metrics line that trackers leave out, since these would make new series for each worker or step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """One trained sample: a row of a table.
 
-    `group` and `sample` are the id of its group and its index there. `parts` are the named terms of `reward`.
-    `staleness` is the staleness of its oldest token, in train steps. Long texts are cut.
+    `group` is the sample's group id, and `sample` is its index in the group. `parts` holds the named terms of `reward`.
+    `staleness` is its oldest token's staleness, in train steps. Long texts are cut.
     """
 
     task: str
@@ -50,7 +50,7 @@ class Tracker(Protocol):
 
 
 def scalars(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The finite numbers in a line of metrics, nested names joined by `/`."""
+    """The finite numbers in a metrics line, with nested names joined by `/`."""
     for key, value in line.items():
         if key in UNTRACKED:
             continue

@@ -52,7 +52,7 @@ class Trackers:
         }
 
     def log_step(self, line: Mapping[str, Any], batch: Batch) -> None:
-        """Report a step: its line of metrics, and some rollouts of its batch."""
+        """Report a step: its metrics line, and some rollouts of its batch."""
         if self._hosts:
             self._log(Entry(line["step"], dict(scalars(line)), self._shown(batch)))
 

@@ -20,7 +20,7 @@ class BatchWarnings(Observer):
     """Logs faults of batches that do not stop the trainer."""
 
     def __init__(self, settings: TrainerSettings, *, on: bool = True) -> None:
-        """Without `on`, only samples of this rank's share are checked."""
+        """Without `on`, only samples in this rank's share are checked."""
         self._on = on
         self._settings = settings
         self._log_once = LogOnce(log)
@@ -79,7 +79,7 @@ class BatchWarnings(Observer):
 
 
 def find_truncation(batch: Batch) -> str | None:
-    """A warning if samples were drawn with top_p or top_k, which the trainer's logprobs do not include."""
+    """Return a warning if samples were drawn with top_p or top_k, which the trainer's logprobs ignore."""
     for sample in batch.share_samples:
         top_p, top_k = sample.sampling.get("top_p", 1.0), sample.sampling.get("top_k", 0)
         if top_p < 1 or top_k > 0:
@@ -93,7 +93,7 @@ def find_truncation(batch: Batch) -> str | None:
 
 def find_idle_tasks(batch: Batch) -> list[str]:
     """Tasks whose inserted groups in the share all lack an advantage: a loss that multiplies by advantages learns
-    nothing."""
+    nothing from them."""
     largest: dict[str, float] = {}
     for index in batch.share_groups:
         group = batch.groups[index]

@@ -23,9 +23,9 @@ class ChangedNumbers:
         self._before = [numbers.clone() for numbers, _ in self._looked_at()]
 
     def share(self, ranks: Ranks) -> float:
-        """The share of the numbers that have changed since then, in [0, 1], over all ranks. All ranks call it.
+        """The share of numbers that have changed since construction, in [0, 1], over all ranks. All ranks call it.
 
-        It covers only a part of tensors with more than `LOOKED_AT` numbers.
+        Tensors with more than `LOOKED_AT` numbers are compared only in part.
         """
         changed = total = 0.0
         for before, (after, size) in zip(self._before, self._looked_at(), strict=True):
@@ -36,7 +36,7 @@ class ChangedNumbers:
         return share
 
     def _looked_at(self) -> Iterator[tuple[torch.Tensor, int]]:
-        """The compared numbers of each tensor, or of this rank's part of it, and its size."""
+        """Each tensor's compared numbers and its size, or those in this rank's part of the tensor."""
         for parameter in self._model.parameters():
             local = _local(parameter.detach())
             if parameter.requires_grad and local.numel():

@@ -1,7 +1,7 @@
 """Checkpoints of the reference trainer: folders that `from_pretrained` loads, with the optimizer's state.
 
 Invariant: a checkpoint contains its step, and appears complete or not at all, so weights and step cannot disagree. The
-buffer's guarantee that no batch is trained twice depends on it. A folder is a checkpoint if it has the name of the step
+buffer's guarantee that no batch is trained twice depends on it. A folder is a checkpoint if its name matches the step
 that it contains. Other folders, such as renamed copies, are never resumed from or removed.
 """
 
@@ -37,8 +37,8 @@ _STEP = re.compile(r"step-\d+")
 
 
 class Checkpoint(NamedTuple):
-    """`folder` holds the weights after train step `step`. `lineage` is their `Consumer`'s, and `initial` the digest of
-    the weights that training started from; None if unknown."""
+    """`folder` holds the weights after train step `step`. `lineage` is the `Consumer`'s, and `initial` is the digest of
+    the weights that training started from, None if unknown."""
 
     step: int
     folder: Path
@@ -73,9 +73,10 @@ def save_checkpoint(
     rank: int = 0,
 ) -> Checkpoint:
     """Write the checkpoint of `step`, with the configuration files of `config_from`. Only the last `kept` checkpoints
-    up to this step stay. Without the optimizer's state, a trainer that resumes from it starts with a new optimizer.
+    up to this step stay. Without the optimizer's state, a trainer that resumes from the checkpoint starts with a new
+    optimizer.
 
-    The optimizer's file does not depend on the number of ranks. All ranks of a sharded model call it, and rank 0
+    The optimizer's file does not depend on the number of ranks. All ranks of a sharded model call this, and rank 0
     writes.
     """
     made = Checkpoint(step, _folders(output) / step_name(step), lineage, initial)
@@ -204,7 +205,7 @@ def load_optimizer(folder: Path, model: torch.nn.Module, optimizer: torch.optim.
 
 
 def step_name(step: int) -> str:
-    """The name of the folder of a step."""
+    """The name of a step's folder."""
     return f"step-{step:08d}"
 
 
@@ -213,7 +214,7 @@ def _folders(output: Path) -> Path:
 
 
 def _checkpoints(output: Path) -> list[Checkpoint]:
-    """The checkpoints in a trainer's output folder, in no order. Raises `ConfigError` as `recorded_checkpoint` does."""
+    """The checkpoints in a trainer's output folder, unordered. Raises the exceptions of `recorded_checkpoint`."""
     recorded = (
         recorded_checkpoint(folder) for folder in _folders(output).glob("step-*") if _STEP.fullmatch(folder.name)
     )

@@ -1,4 +1,4 @@
-"""Replays the routing of the engine in the trainer's forward pass of a mixture of experts. Needs torch.
+"""Replays the engine's routing in the trainer's forward pass of a mixture-of-experts model. Needs torch.
 
 If the engine and the trainer choose different experts for a token, they compute its logprob by different functions,
 even with nearly equal weights. Under `replay_experts`, the trainer's routers take the engine's choice, but weight the
@@ -26,7 +26,7 @@ def replay_experts(model: Any, micro: MicroBatch) -> Iterator[None]:
 
     The model itself routes tokens and layers that the array omits. Compute the loss and its gradient inside the block:
     with gradient checkpointing, the backward pass routes again. Raises `ConfigError` for a model without known routers,
-    `InvalidGroup` if the array is not of this model.
+    `InvalidGroup` if the array does not fit this model.
     """
     routers = routers_of(model)
     recorded = micro.arrays.get(ROUTED_EXPERTS)

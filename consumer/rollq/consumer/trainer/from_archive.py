@@ -19,9 +19,9 @@ from rollq.consumer.trainer.trainer import Trainer
 def train_from_archive(
     archive: Archive, settings: TrainerSettings, *, seed: int = 0, stop: threading.Event | None = None
 ) -> int:
-    """Like `rollq.consumer.trainer.trainer.train`, on the batches of a recorded run, at most until its last batch.
+    """Like `rollq.consumer.trainer.trainer.train`, but on a recorded run's batches, at most until the last.
 
-    Raises `ArchiveError` for an archive that lacks groups, and for an output folder with checkpoints of another run;
+    Raises `ArchiveError` for an archive that lacks groups, and for an output folder with checkpoints from another run;
     `ConfigError` for `draw_correction`, since an archive lacks the probabilities of draws, and if `settings.output`
     cannot be created or another trainer uses it.
     """

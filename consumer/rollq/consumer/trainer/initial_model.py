@@ -1,6 +1,6 @@
 """The model that training began with: the base of the adapter and the reference of the KL term.
 
-A checkpoint has the digest of that model's weights, so resumed training cannot use another model unnoticed.
+Each checkpoint records the digest of that model's weights, so resumed training cannot use another model unnoticed.
 """
 
 import logging

@@ -44,7 +44,7 @@ class Learner:
     def __init__(
         self, settings: TrainerSettings, checkpoint: Checkpoint | None, ranks: Ranks, *, initial: str | None = None
     ) -> None:
-        """`initial` is the digest of the weights of `settings.model`, for checkpoints."""
+        """`initial` is the digest of the weights in `settings.model`, for checkpoints."""
         self.initial = initial
         self._settings = settings
         self._ranks = ranks
@@ -79,7 +79,7 @@ class Learner:
     def weights(self, step: int) -> Weights:
         """The weights to publish after `step`: the model, or the folder of its adapter.
 
-        All ranks call it. Folders of adapters that are old enough are removed.
+        All ranks call it. It removes the folders of old adapters.
         """
         if self._settings.lora is None:
             model: Weights = self.model
@@ -115,8 +115,8 @@ class Learner:
     ) -> bool:
         """Add the gradients of all micro-batches. Returns False if `stop` was set on a rank before the last one.
 
-        Inserted samples that lack logprobs that the loss needs are left out and counted. Raises `InvalidGroup` for
-        samples without the teacher's logprobs that it needs; `ConfigError` for images on several ranks.
+        Inserted samples without the logprobs that the loss needs are left out and counted. Raises `InvalidGroup` for
+        samples that lack needed teacher logprobs; `ConfigError` for images on several ranks.
         """
         self._check_images(batch)
         for index, (micro, left_out) in enumerate(self._micro_batches(batch)):
@@ -165,8 +165,7 @@ class Learner:
         )
 
     def _micro_batches(self, batch: Batch) -> list[tuple[MicroBatch, Counter[str]]]:
-        """The micro-batches without samples that lack logprobs, and how many tokens of these samples each had, by
-        task."""
+        """The micro-batches without samples that lack logprobs, and each one's number of removed tokens, by task."""
         arrays = [ROUTED_EXPERTS] if self._settings.replay_experts else []
         if arrays:
             check_recorded(batch)
@@ -182,10 +181,9 @@ class Learner:
         return (self._images.add(micro, batch) if _has_images(batch) else micro).to(self._settings.device)
 
     def _check_images(self, batch: Batch) -> None:
-        """Raise `ConfigError` on all ranks if a part of the batch has images and there are several.
+        """Raise `ConfigError` on all ranks if a part of the batch has images and there are several ranks.
 
-        A rank without images would skip the layers that read images, and the other ranks would wait for their
-        gradients.
+        A rank without images would skip the layers that read images, and the other ranks would wait for its gradients.
         """
         if self._ranks.are_several and self._ranks.any(_has_images(batch)):
             raise ConfigError(
@@ -210,7 +208,7 @@ class Learner:
         return logprobs
 
     def _taught(self, batch: Batch, micro: MicroBatch) -> dict[str, Any]:
-        """A teacher's logprobs that the loss needs, by field of `OtherLogprobs`."""
+        """The teacher logprobs that the loss needs, by field of `OtherLogprobs`."""
         loss = self._settings.loss
         if not loss.distillation:
             return {}
@@ -236,7 +234,7 @@ class Learner:
 
 
 def start_learner(settings: TrainerSettings, seed: int, ranks: Ranks) -> tuple[Checkpoint | None, Learner]:
-    """The newest checkpoint, and a learner that starts from it, or from the model.
+    """Return the newest checkpoint, and a learner that starts from it or else from the model.
 
     Raises `ConfigError` if ranks find different checkpoints, or if the checkpoint needs another model; `WeightsError`
     for a checkpoint of another model.
@@ -265,10 +263,10 @@ def _has_images(batch: Batch) -> bool:
 
 
 def _load(folder: Path, settings: TrainerSettings, ranks: Ranks, *, is_trained: bool) -> Any:
-    """The model of a folder in `eval` mode: without dropout, its forward pass equals the engines'.
+    """A folder's model in `eval` mode: without dropout, its forward pass equals the engines'.
 
     Parameters to train are float32: the model's or, with `lora` in the settings, the new adapter's. With several ranks,
-    it is sharded layer by layer on its way to the device. The ranks of one machine load it one after another.
+    the model is sharded layer by layer on its way to the device. The ranks of one machine load it one after another.
     """
     if not ranks.are_several:
         return _moved(_read(folder, settings, is_trained=is_trained), settings)
@@ -281,7 +279,7 @@ def _load(folder: Path, settings: TrainerSettings, ranks: Ranks, *, is_trained: 
 
 
 def _remove_old(newest: Path, keep: int) -> None:
-    """Remove the folders of adapters beside the newest, without the last `keep` before it."""
+    """Remove the adapter folders beside the newest, except the last `keep` before it."""
     folders = sorted(newest.parent.glob("step-" + "[0-9]" * 8))  # without renamed copies
     undone = [path for path in folders if path > newest]  # of steps after the checkpoint that training resumed from
     for old in undone + [path for path in folders if path <= newest][: -keep - 1]:

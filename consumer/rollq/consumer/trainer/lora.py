@@ -27,8 +27,8 @@ _NAME = ".default."
 def add_adapter(model: Any, settings: LoraSettings) -> None:
     """Add an adapter to a transformers model in place. Only the adapter is trained. Initially it has no effect.
 
-    Its parameters are float32 at any dtype of the model: updates at a small learning rate would be rounded away. Raises
-    `ConfigError` if `targets` match no module, and without the package peft.
+    Its parameters are float32 regardless of the model's dtype: updates at a small learning rate would be rounded away.
+    Raises `ConfigError` if `targets` match no module, and without the package peft.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -63,7 +63,7 @@ def without_adapter(model: Any) -> Iterator[None]:
 
 
 def has_adapter(model: Any) -> bool:
-    """Whether `add_adapter` has added one."""
+    """Whether `add_adapter` has added an adapter."""
     return hasattr(model, "rollq_adapter")
 
 
@@ -79,18 +79,18 @@ def save_adapter(folder: Path, model: Any, *, rank: int = 0, dtype: str = "float
 
 
 def write_adapter(folder: Path, model: Any, stream: TensorStream) -> None:
-    """Write the tensors of an adapter and its configuration into an existing folder."""
+    """Write an adapter's tensors and configuration into an existing folder."""
     model.rollq_adapter.save_pretrained(str(folder))
     write_tensors(folder / ADAPTER_FILE, stream)
 
 
 def adapter_stream(model: Any, *, dtype: str = "float32") -> TensorStream:
-    """The tensors of the adapter, which may be sharded, by their names in files, rounded to `dtype`."""
+    """The adapter's tensors, possibly sharded, by their names in files and rounded to `dtype`."""
     return tensor_stream(_adapter(model), dtype=dtype)
 
 
 def load_adapter(folder: Path, model: Any) -> None:
-    """Load the tensors of an adapter into the adapter of `model`, or this rank's parts of them.
+    """Load an adapter's tensors, or this rank's parts of them, into the adapter of `model`.
 
     Raises `WeightsError` for a folder without an adapter, and for an adapter with different modules, rank or alpha.
     """
@@ -114,7 +114,7 @@ def load_adapter(folder: Path, model: Any) -> None:
 
 
 def _adapter(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The parameters of the adapter by their names in files."""
+    """The adapter's parameters by their names in files."""
     return {
         f"base_model.model.{name.replace(_NAME, '.')}": parameter
         for name, parameter in model.named_parameters()

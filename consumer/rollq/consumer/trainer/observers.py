@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Update:
     """A batch has updated the weights. The weights are not published yet, and the batch is not committed. `own` has the
-    metrics of this rank's share, and `metrics` the metrics of all ranks. `norms` are the gradient's norms, one for each
-    optimizer step. `changed` is the share of the trained numbers that differ from before.
+    metrics of this rank's share, and `metrics` covers all ranks. `norms` holds each optimizer step's gradient norm.
+    `changed` is the share of the trained numbers that differ from before.
     """
 
     batch: Batch

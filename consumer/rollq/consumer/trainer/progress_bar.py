@@ -12,7 +12,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 def progress_bar(steps: int, done: int, *, is_shown: bool) -> Iterator[Callable[[int, float, float], None]]:
     """Show a bar from step `done` to `steps` if `is_shown` and the standard error is a terminal.
 
-    Yields a function that moves it to a step, and shows the mean reward and the trained tokens per second.
+    Yields a function that moves the bar to a step, and shows the mean reward and the trained tokens per second.
     """
     if not (is_shown and sys.stderr.isatty()):
         yield lambda _step, _reward, _tokens_per_s: None

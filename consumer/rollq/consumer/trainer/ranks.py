@@ -95,7 +95,7 @@ def join_ranks(device: str) -> Iterator[Ranks]:
     """The ranks of this launch: started by `rollq train --ranks` or torchrun, or only this process.
 
     `device` is the torch device of the model: `cpu`, or `cuda` for the GPU of the local rank. Raises `ConfigError` if a
-    variable of the launcher is not a number, and for any other device.
+    launcher variable is not a number, and for any other device.
     """
     world_size = _number("WORLD_SIZE", 1)
     if world_size == 1:

@@ -56,7 +56,7 @@ class BatchSource(Iterator[Batch], Protocol):
 class RecordedRun(BatchSource):
     """The batches of a run's archive, in the order and the form in which they were trained.
 
-    Nothing is published, evaluated or reported. The batch of a step has its tasks in the order of their names.
+    Nothing is published, evaluated or reported. Each step's batch orders its tasks by name.
     """
 
     epoch = 0

@@ -10,7 +10,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def shard(model: Any, *, world_size: int, device: str, compute_dtype: torch.dtype | None) -> None:
-    """Shard a transformers model in place. Each decoder layer is gathered when it runs, all other parameters together.
+    """Shard a transformers model in place. Each decoder layer is gathered when it runs; all other parameters are
+    gathered together.
 
     With `compute_dtype`, parameters have that dtype in forward and backward passes; gradients are still reduced in
     float32, and the optimizer keeps the dtype of the parameters.

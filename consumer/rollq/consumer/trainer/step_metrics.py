@@ -17,15 +17,14 @@ from rollq.consumer.objective.mismatch import LabelledMismatch
 from rollq.consumer.trainer.ranks import Ranks
 
 SMALL_ERROR = 0.05
-"""In nats. Engines serve the live weights if no token of these weights differs more from the trainer's logprob."""
+"""In nats. Engines serve the live weights if no logprob under these weights differs more from the trainer's."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """The metrics of all ranks on the batch of a step.
+    """All ranks' metrics for a step's batch.
 
-    `workers` counts the samples of each worker (see `samples_by_worker`); `lengths` are the responses' lengths, by
-    rank.
+    `workers` counts each worker's samples (see `samples_by_worker`); `lengths` holds the response lengths, by rank.
     """
 
     loss: LossMetrics
@@ -46,7 +45,7 @@ class StepMetrics:
         return cls(loss, mismatch, everywhere, lengths)
 
     def result(self) -> dict[str, Any]:
-        """Plain numbers. `mismatch` is the distance of the trainer's logprobs from the engines'; see `Mismatch`."""
+        """Plain numbers. `mismatch` is the distance between the trainer's and the engines' logprobs; see `Mismatch`."""
         total = self.mismatch.total()
         by = {
             f"by_{kind}": {name: asdict(mismatch) for name, mismatch in values.items()}

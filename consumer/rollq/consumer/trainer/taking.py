@@ -1,4 +1,4 @@
-"""Takes the batch of a step for the reference trainer: whole, or part by part while it fills.
+"""Takes a step's batch for the reference trainer: whole, or part by part while it fills.
 
 All ranks make the same calls. Rank 0 leads: it waits, and decides for all.
 """
@@ -25,7 +25,8 @@ STEPS_LOOKED_AT = 5
 LEAST_SHARE = 0.1
 """Overlapping is worthwhile if both filling and training take at least this fraction of their sum."""
 LEAST_S = 1.0
-"""Overlapping is worthwhile if both take at least this long. A stream costs calls and smaller micro-batches."""
+"""Overlapping is worthwhile if both filling and training take at least this long. A stream costs calls and smaller
+micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class StepTimes:
 
 @dataclass(slots=True)
 class Taken:
-    """A batch, and how long taking it took: `wait_s` without any work, `fill_s` until it was whole, `train_s` on its
+    """A batch, and the time spent on it: `wait_s` without any work, `fill_s` until it was whole, and `train_s` on its
     parts. `metrics` cover its `parts`, whose gradients are accumulated; with 0 parts, there are no gradients."""
 
     batch: Batch
@@ -52,7 +53,7 @@ class Taken:
 
 
 def is_worth_streaming(times: Sequence[StepTimes]) -> bool:
-    """Whether the next step trains while its batch fills, which depends on how long both took in the last steps. Pure.
+    """Whether the next step trains while its batch fills, given how long both took in the last steps. Pure.
 
     If training is short, starting early gains little. If the batch arrives at once, as with an asynchronous trainer,
     there is no wait.
@@ -124,7 +125,7 @@ class BatchTaker:
         return self._consumer.step <= self._consumer.replayed_through or is_worth_streaming(self._times)
 
     def _take_parts(self, stream: BatchStream) -> Taken | str:
-        """Add up the gradients of the parts of a batch as they come, until it is whole."""
+        """Add up the gradients of a batch's parts as they come, until the batch is whole."""
         parts, metrics, count = stream.parts(), LossMetrics(), 0
         started_s = time.monotonic()
         wait_s = fill_s = train_s = 0.0

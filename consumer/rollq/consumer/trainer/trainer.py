@@ -4,8 +4,8 @@ A step is: claim -> gradients -> update -> publish -> commit -> checkpoint if du
 resumes from the last checkpoint and repeats the steps after it on the same batches.
 
 All ranks run the same steps, and make all calls that gather the model or sum gradients. Rank 0 leads: the others follow
-the result of `Ranks.lead`, such as a request for weights before the next batch. A failure of any rank ends its process,
-and the launcher ends the others.
+the result of `Ranks.lead`, such as a request for weights before the next batch. If a rank fails, its process ends, and
+the launcher ends the others.
 """
 
 import logging
@@ -183,7 +183,7 @@ class Trainer:
             self._checkpoint()
 
     def _publish(self, step: int) -> int:
-        """Publish the weights; returns the bytes that were stored for them."""
+        """Publish the weights; returns the number of bytes stored for them."""
         weights = self._learner.weights(step)
         probe = probe_of(self._learner.model) if isinstance(weights, Path) else None  # a model's probe is computed
         stored_bytes = self._consumer.publish(weights, step=step, probe=probe)
@@ -240,8 +240,8 @@ class Trainer:
         return True
 
     def _learn(self, taken: Taken) -> list[float] | None:
-        """Update the weights with a batch. Returns the norms of the gradients, empty if the first is not finite; None
-        if stopped before."""
+        """Update the weights with a batch. Returns the gradient norms, empty if the first is not finite; None if
+        stopped before."""
         norms = list[float]()
         if taken.parts:
             self._apply(taken.batch, taken.metrics, norms)
@@ -261,7 +261,7 @@ class Trainer:
     def _describe(
         self, update: Update, taken: Taken, seconds: Mapping[str, float], weights_bytes: int
     ) -> dict[str, Any]:
-        """The line of metrics of a step."""
+        """A step's metrics line."""
         batch, total_s = update.batch, sum(seconds.values())
         produced = self._consumer.take_production()
         line = {

@@ -64,9 +64,9 @@ def _check_sharded(name: str, tensor: Any, source: str, other: Any) -> None:
 
 
 class Part(NamedTuple):
-    """Tensors of a model that can be converted to tensors of its files without the rest of the model.
+    """Model tensors that can be converted to file tensors without the rest of the model.
 
-    `sources` are their names in memory. `described` has the files' tensors, on torch's meta device, by name.
+    `sources` holds their names in memory. `described` has the files' tensors, on torch's meta device, by name.
     """
 
     model: "PreTrainedModel"
@@ -75,7 +75,7 @@ class Part(NamedTuple):
     is_kept: bool  # except perhaps its name
 
     def convert(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The tensors of the files, from those in memory."""
+        """Make the files' tensors from the tensors in memory."""
         if self.is_kept:
             return dict(zip(self.described, tensors.values(), strict=True))
         return _converted(self.model, tensors)
@@ -110,13 +110,13 @@ def _once(model: "PreTrainedModel") -> dict[str, Any]:
 
 
 def kept_precise(model: "PreTrainedModel", dtype: str | None) -> set[str]:
-    """Parts of the names of tensors that transformers loads in float32 even if a model is loaded in `dtype`."""
+    """Name fragments of tensors that transformers loads in float32 even if it loads the model in `dtype`."""
     strict = set(model._keep_in_fp32_modules_strict or ()) if dtype in ("bfloat16", "float16") else set()
     return strict | set(model._keep_in_fp32_modules or ()) if dtype == "float16" else strict
 
 
 def divide_model(model: "PreTrainedModel", described: Mapping[str, Any]) -> list[Part]:
-    """Divide tensors of `model`, by their names in memory and on torch's meta device, into the smallest parts.
+    """Divide tensors of `model`, on torch's meta device and by their names in memory, into the smallest parts.
 
     Most tensors are separate parts. Others are converted with the tensors of the same layer, or all together.
     """
@@ -148,7 +148,7 @@ def _smallest_parts(
 def _converted_parts(
     model: "PreTrainedModel", described: Mapping[str, Any], sources: Iterable[str], key: Callable[[str], str]
 ) -> list[Part]:
-    """Convert the sources of one key together."""
+    """Convert the sources that share a key together."""
     groups: dict[str, list[str]] = {}
     for name in sources:
         groups.setdefault(key(name), []).append(name)

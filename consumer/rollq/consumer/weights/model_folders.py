@@ -1,6 +1,6 @@
-"""Folders of models in safetensors files, as Hugging Face has them, and folders in which a model is unfinished.
+"""Model folders with safetensors files, as on Hugging Face, and folders of unfinished models.
 
-Invariant: a folder of an unfinished model is removed at the end, or at the next start of a trainer that was killed.
+Invariant: an unfinished model's folder is removed at the end or, if the trainer was killed, at its next start.
 """
 
 import secrets
@@ -19,13 +19,13 @@ from rollq.consumer.weights.safetensors import write_files, write_tensors
 from rollq.consumer.weights.sources import TensorStream
 
 PREFIX = "weights-"
-"""The start of the names of weights."""
+"""The prefix of weights' names."""
 _NOT_CONFIG = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"})
 
 
 class UnfinishedModels:
-    """Models that are written before they are stored: in files of `max_file_bytes`, in folders in `parent`, or in
-    `TMPDIR`, where only this user may read them."""
+    """Models written before they are stored: in files of `max_file_bytes`, in folders in `parent` or else `TMPDIR`,
+    where only this user may read them."""
 
     def __init__(self, buffer: TrainerBuffer, parent: Path | None, max_file_bytes: int) -> None:
         self._buffer = buffer
@@ -34,7 +34,7 @@ class UnfinishedModels:
 
     @contextmanager
     def written(self, stream: TensorStream) -> Iterator[Path]:
-        """A folder with the model of a stream. It is removed at the end."""
+        """Yield a folder with a stream's model, and remove the folder at the end."""
         prefix = unfinished_prefix(self._buffer, self._parent)
         if self._parent is None:
             folder = Path(tempfile.mkdtemp(prefix=prefix))
@@ -55,13 +55,12 @@ class UnfinishedModels:
 
 
 def unfinished_prefix(buffer: TrainerBuffer, parent: Path | None) -> str:
-    """The start of the names of unfinished folders. Runs of other stores may have the same name and share a
-    `TMPDIR`."""
+    """The prefix of unfinished folders' names. Runs in other stores may have the same name and share a `TMPDIR`."""
     return f".{PREFIX}{buffer.run}.{f'{buffer.incarnation}.' if parent is None else ''}unfinished-"
 
 
 def write_model(folder: Path, stream: TensorStream, *, max_file_bytes: int, config_from: Path | None = None) -> None:
-    """Write model.safetensors into an existing folder, or shards and their index.
+    """Write model.safetensors, or shards and their index, into an existing folder.
 
     A shard has a header and at most `max_file_bytes` of tensors; a larger tensor has a shard to itself. The
     configuration and tokenizer files of `config_from` are copied too.
@@ -90,7 +89,7 @@ def copy_config(source: Path, folder: Path) -> None:
 
 
 def _shards(described: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
-    """Divide tensors into shards of at most `most` bytes, in their order."""
+    """Divide tensors, in order, into shards of at most `most` bytes."""
     shards: list[dict[str, Any]] = [{}]
     size = 0
     for name, tensor in described.items():

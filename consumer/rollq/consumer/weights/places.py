@@ -28,7 +28,7 @@ from rollq.consumer.settings import Transport
 from rollq.consumer.weights.model_folders import PREFIX, unfinished_prefix
 
 _DIGITS = 16
-"""Hexadecimal digits of a hash in the name of a folder or a delta."""
+"""Number of a hash's hexadecimal digits in a folder's or delta's name."""
 
 
 class Place(Protocol):
@@ -57,7 +57,8 @@ class Place(Protocol):
 def make_place(
     buffer: TrainerBuffer, transport: Transport, where: Path | str | None, kept: int, scratch: Path | None
 ) -> Place:
-    """The place of a transport. `where` is the folder of `path` and `nccl`, or the URL of `s3`. Raises `ConfigError`.
+    """The place for a transport. `where` is the folder for `path` and `nccl`, or the URL for `s3`. Raises
+    `ConfigError`.
 
     With `s3`, models are written to the folder `scratch`, by default `TMPDIR`, before they are uploaded.
     """

@@ -29,9 +29,9 @@ class WeightPublisher:
     """Stores weights in Redis, in a folder that the trainer and all workers share, or in an object store.
 
     `where` is that folder, or the URL of the object store. The last `kept` versions stay. Every `full_every`-th version
-    of a model or a state dict is stored complete, the versions between as deltas. With a `sender`, models and state
-    dicts are broadcast straight into engines instead. Models are published in checkpoint format; state dicts must have
-    the format of the weights that training started from. Both are written tensor by tensor, into files of
+    of a model or a state dict is stored complete; versions in between are stored as deltas. With a `sender`, models and
+    state dicts are broadcast straight into engines instead. Models are published in checkpoint format; state dicts must
+    have the format of the weights that training started from. Both are written tensor by tensor, into files of
     `max_file_bytes`; for an object store in the folder `scratch`, or else `TMPDIR`, before they are uploaded.
     """
 
@@ -81,9 +81,9 @@ class WeightPublisher:
     def put(self, source: Source) -> StoredWeights:
         """Store weights: the files of a folder, or tensors, complete or as a delta.
 
-        With transport `path`, a folder is announced in place and must stay until newer weights are published.
-        Workers compare their engines with the probe of the source.
-        Raises `WeightsError`, and `ConfigError` for tensors without a folder to write to.
+        With transport `path`, a folder is announced in place and must stay until newer weights are published. Workers
+        compare their engines with the source's probe. Raises `WeightsError`, and `ConfigError` for tensors without a
+        folder to write to.
         """
         if isinstance(source, Folder):
             self._versions.forget()
@@ -133,7 +133,7 @@ def _check_shapes(shapes: Shapes, started_from: Shapes) -> None:
 
 
 def make_publisher(buffer: TrainerBuffer, settings: ConsumerSettings) -> WeightPublisher:
-    """The publisher over the transport of the settings. Raises `ConfigError` if NCCL cannot work."""
+    """A publisher for the transport in the settings. Raises `ConfigError` if NCCL cannot work."""
     return WeightPublisher(
         buffer,
         settings.transport,

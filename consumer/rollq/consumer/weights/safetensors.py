@@ -21,7 +21,7 @@ def write_tensors(path: Path, stream: TensorStream) -> None:
 
 def write_files(files: Mapping[Path, Mapping[str, Any]], stream: TensorStream) -> None:
     """Write a stream into files (path -> the tensors in it, as in `TensorStream.described`): the headers of all files,
-    then each tensor to its place when it arrives. Raises the stream's exceptions."""
+    then each tensor, at its offset, when it arrives. Raises the stream's exceptions."""
     places: dict[str, tuple[Path, int]] = {}
     for path, described in files.items():
         header, offsets = _layout(described)
@@ -44,7 +44,7 @@ def bytes_of(tensor: Any) -> memoryview:
 
 
 def _layout(described: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:
-    """The header of a safetensors file, with its length, and the start of each tensor's bytes after it.
+    """A safetensors file's header, preceded by its length, and each tensor's offset after the header.
 
     Wide dtypes come first, which aligns all tensors.
     """

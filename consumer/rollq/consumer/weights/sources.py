@@ -1,6 +1,6 @@
 """Weights to publish or to save, with their probe. Only this module inspects the user's weights.
 
-Later stages take a `Folder`, whose files are stored unchanged, or a `TensorStream`, whose tensors are written: whole,
+Later stages take a `Folder`, whose files are stored unchanged, or a `TensorStream`, whose tensors are written whole,
 one after another, under their names in files.
 
 Invariant: a rank of a sharded model holds its own shards, and the parts of one tensor of the files at a time. All ranks
@@ -109,11 +109,11 @@ Source: TypeAlias = Folder | TensorStream
 
 
 def weights_source(weights: Weights, probe: Probe | None = None, *, dtype: str | None = None) -> Source:
-    """The source of weights, with their probe: a model's probe is computed.
+    """The source of weights, with their probe; a model's probe is computed.
 
     With `dtype`, floating-point numbers of models and state dicts are rounded to it, and the probe allows for that; a
-    folder stays unchanged. All ranks call it for a model that is sharded over them. Raises `WeightsError` for an object
-    that is not weights, and for sharded tensors outside a sharded model.
+    folder stays unchanged. All ranks of a sharded model call it. Raises `WeightsError` for an object that is not
+    weights, and for sharded tensors outside a sharded model.
     """
     if isinstance(weights, Path):
         return Folder(weights, probe)
@@ -187,8 +187,8 @@ def probe_of(model: Any) -> Probe:
 
 
 def _rounded(probe: Probe | None, dtype: str | None) -> Probe | None:
-    """The probe of weights that are rounded to `dtype`, which allows engines as much deviation as with that dtype. Sums
-    only fit weights that are rounded to bfloat16, so they are dropped for float16.
+    """The probe of weights rounded to `dtype`: engines may deviate as much as with that dtype. Sums fit only weights
+    rounded to bfloat16, so they are dropped for float16.
     """
     if probe is None or dtype is None:
         return probe
@@ -197,7 +197,8 @@ def _rounded(probe: Probe | None, dtype: str | None) -> Probe | None:
 
 
 def tensor_stream(tensors: Mapping[str, Any], *, dtype: str | None = None, probe: Probe | None = None) -> TensorStream:
-    """The tensors of a state dict, which may be sharded: unchanged, and tensors that share memory once."""
+    """A state dict's tensors, possibly sharded, rounded to `dtype` if it is set. Tensors that share memory appear
+    once."""
     once = {name: tensor.detach() for name, tensor in shared_once(tensors).items()}
     described = {name: on_meta(tensor, dtype) for name, tensor in once.items()}
     gathered = gather(once, described, once)
@@ -205,7 +206,7 @@ def tensor_stream(tensors: Mapping[str, Any], *, dtype: str | None = None, probe
 
 
 def model_stream(model: Any, *, dtype: str | None = None, probe: Probe | None = None) -> TensorStream:
-    """The tensors of a model, which may be sharded, by the names and the division of `save_pretrained`.
+    """A model's tensors, possibly sharded, named and divided as by `save_pretrained`.
 
     With `dtype`, floating-point numbers are rounded to it, except in tensors that transformers keeps in float32.
     """
@@ -221,9 +222,9 @@ def model_stream(model: Any, *, dtype: str | None = None, probe: Probe | None = 
 
 
 def gather(tensors: Mapping[str, Any], described: Mapping[str, Any], names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Yield each of the named tensors, whole. All ranks iterate to the end.
+    """Yield each named tensor whole. All ranks iterate to the end.
 
-    They are rounded to the `described` dtypes before they travel between ranks.
+    Tensors are rounded to the `described` dtypes before they travel between ranks.
     """
     for name in names:
         yield (

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class VersionStore:
     """Stores versions at `place`. At most `full_every - 1` deltas follow a complete copy. The last `kept` versions
     stay. `stored_bytes` is the size of all complete copies and deltas. The store keeps a copy of the last version in
-    files without names in `TMPDIR`, which end with the process.
+    unnamed files in `TMPDIR`, which disappear with the process.
     """
 
     def __init__(self, buffer: TrainerBuffer, place: Place, kept: int, full_every: int) -> None:
@@ -45,7 +45,7 @@ class VersionStore:
         return stored
 
     def forget(self) -> None:
-        """Publish the next version complete."""
+        """Store the next version complete."""
         self._chain, self._last = None, ()
 
     def _delta_to(self, files: Sequence[mmap.mmap], digest: str) -> "_Delta | None":
@@ -106,7 +106,7 @@ class _Delta(NamedTuple):
     result: str
 
     def at(self, uri: str) -> Chain:
-        """The chain with this delta, which is found at `uri`."""
+        """The chain extended by this delta, which is at `uri`."""
         base = self.chain.versions[-1]
         return self.chain.extended(
             Link(uri=uri, bytes=len(self.data), sha256=self.sha256, base=base, result=self.result)
