@@ -25,9 +25,9 @@ STEPPED = (Status.CLAIMED, Status.ARCHIVED)
 class PastLease(NamedTuple):
     """One lease of a group, from its history.
 
-    `end` is one of: running, put, handed_back (the try does not count), error (handed back, and it counts), ran_out
-    (the worker died or was cut off), unconfirmed (the lease never reached the worker), batch_ended, dropped, or
-    quarantined (by hand). `parts` is the number of salvaged parts of samples, and `version` the version of the worker's
+    `end` is one of: running, put, handed_back (the try does not count), error (handed back, and the try counts),
+    ran_out (the worker died or was cut off), unconfirmed (the lease never reached the worker), batch_ended, dropped, or
+    quarantined (by hand). `parts` counts the salvaged sample parts, and `version` is the version of the worker's
     weights. Times are the server's, in ms since 1970; `until_ms` is None while the lease runs.
     """
 
@@ -41,7 +41,7 @@ class PastLease(NamedTuple):
 
 
 class TrainStep(NamedTuple):
-    """The batch that a group is in: its train step, and the times of its claim and commit (ms since 1970)."""
+    """The train step whose batch has a group, and when the batch was claimed and committed (ms since 1970)."""
 
     step: int
     claimed_ms: int | None
@@ -52,10 +52,10 @@ class TrainStep(NamedTuple):
 class FoundGroup:
     """A group as it was at `server_ms`.
 
-    `fields` are its stored numbers. `samples` has one entry per sample, `EMPTY_SAMPLE` if there is none; `problem` says
-    why existing samples could not be read, else "". `leases` are the last leases, oldest first. `deadline_ms` is the
-    deadline of a running group's lease. `is_archived` is true for a group that has left the buffer, and was read from
-    the archive.
+    `fields` holds its stored numbers. `samples` has one entry per sample, `EMPTY_SAMPLE` for a missing one; `problem`
+    says why existing samples could not be read, else "". `leases` holds the last leases, oldest first. `deadline_ms` is
+    the deadline of a running group's lease. `is_archived` is true for a group that has left the buffer and was read
+    from the archive.
     """
 
     task: str
@@ -78,7 +78,7 @@ class FoundGroup:
 
     @property
     def reward(self) -> float | None:
-        """The mean over its samples at the last put; None if no finished sample is left."""
+        """The mean over the samples at the last put; None if no finished sample is left."""
         return reward_of(self.fields)
 
     @property
@@ -88,24 +88,24 @@ class FoundGroup:
 
     @property
     def listed_step(self) -> int | None:
-        """The train step that claimed it, else the step that it was admitted for."""
+        """The train step that claimed the group, else the step that it was admitted for."""
         if self.batch:
             return self.batch.step
         return _number(self.fields.get("trained_step") or self.fields.get("step"))
 
     @property
     def at_ms(self) -> int | None:
-        """When it was last put, or else admitted, in ms since 1970."""
+        """When the group was last put, or else admitted, in ms since 1970."""
         return _number(self.fields.get("put_ms") or self.fields.get("admitted_ms"))
 
     @property
     def row(self) -> int | None:
-        """The row of its prompt in the prompts of its task."""
+        """The row of the group's prompt among its task's prompts."""
         return _number(self.fields.get("row"))
 
     @property
     def tries(self) -> int | None:
-        """Its attempts since it last was interrupted or expired."""
+        """The number of attempts since the group was last interrupted or expired."""
         return _number(self.fields.get("tries"))
 
 
@@ -113,9 +113,9 @@ class Looking(ReadingStored):
     """Calls that read groups with their samples."""
 
     def look(self, task: str, group_ids: Iterable[int]) -> list[FoundGroup]:
-        """The groups that are in the buffer, each read at one instant; missing ones are left out.
+        """Return those of these groups that are in the buffer, each read at one instant.
 
-        Samples that cannot be read become a `problem` of their group. Raises `StoreLost`.
+        If samples cannot be read, their group's `problem` says why. Raises `StoreLost`.
         """
         return [group for trip in slices([*group_ids], GROUPS_PER_TRIP) for group in self._look_at(task, trip)]
 
@@ -125,12 +125,12 @@ class Looking(ReadingStored):
         return max(map(int, members), default=None)
 
     def groups_of_step(self, task: str, step: int) -> list[int]:
-        """The groups in the batch of a train step, in order; none if the buffer has no such batch."""
+        """The groups in a train step's batch, in order; none if the buffer has no such batch."""
         ids = self.send("HGET", task_keys(self.run, task).manifest(step), "ids") or b""
         return [int(group_id) for group_id in ids.split(b",") if group_id]
 
     def leaving_of_step(self, task: str, step: int) -> list[int]:
-        """The groups that a train step trained or dropped, and that wait for the archive."""
+        """The groups that a train step trained or dropped and that still wait for the archive."""
         return [
             int(one)
             for one in self.send("ZRANGE", task_keys(self.run, task).status(Status.LEAVING), step, step, "BYSCORE")
@@ -151,7 +151,7 @@ class Looking(ReadingStored):
             )  # fmt: skip
 
     def _read_away(self, task: str, group_id: int, name: str, stored: dict[str, bytes]) -> str:
-        """Add the external payload of a group to its frames. Returns why that failed, or ""."""
+        """Add a group's external payload to its frames. Returns why this failed, or ""."""
         if not name or WHOLE in stored:
             return ""
         if PayloadName.parse(task, name) is None:
@@ -166,7 +166,7 @@ class Looking(ReadingStored):
         return ""
 
     def steps_of(self, task: str, statuses: Mapping[int, Status]) -> dict[int, int]:
-        """The train steps of groups with these statuses; groups without one are left out."""
+        """The train steps of groups with these statuses; groups without a step are left out."""
         keys = task_keys(self.run, task)
         stepped = [group_id for group_id, status in statuses.items() if status in STEPPED]
         scores = self.send_all([("ZSCORE", keys.status(statuses[group_id]), group_id) for group_id in stepped])
@@ -189,13 +189,13 @@ class Looking(ReadingStored):
 def by_task(
     read: Callable[[str, Sequence[int]], Iterable[FoundGroup]], places: Iterable[tuple[str, int]]
 ) -> Iterator[FoundGroup]:
-    """The groups that `read` finds of each task, in order; consecutive ids of a task are read together."""
+    """Yield the groups that `read` finds in each task, in order; consecutive ids in a task are read together."""
     for task, of_task in groupby(places, key=itemgetter(0)):
         yield from read(task, [group_id for _, group_id in of_task])
 
 
 def reward_of(fields: Mapping[str, str]) -> float | None:
-    """The reward of a group from its fields; None if no finished sample is left."""
+    """A group's reward, from its fields; None if no finished sample is left."""
     return float(fields["reward"]) if fields.get("reward") and SampleStatus.COMPLETED in fields["letters"] else None
 
 
@@ -204,7 +204,7 @@ def _number(text: str | None) -> int | None:
 
 
 def past_leases(fields: Mapping[str, str]) -> tuple[PastLease, ...]:
-    """The leases of a group, oldest first, from its fields `history` and `leased`."""
+    """A group's leases, oldest first, from its fields `history` and `leased`."""
     leases = [
         _lease(attempt, leased, int(until_ms), end, parts)
         for line in filter(None, fields.get("history", "").split("\n"))
@@ -233,7 +233,7 @@ def _decode_whole(stored: Mapping[str, bytes], problems: list[str]) -> dict[int,
 
 
 def _decode_samples(stored: Mapping[str, bytes], letters: str) -> tuple[tuple[Sample, ...], str]:
-    """The samples by their `letters`, and the problem with samples that cannot be read."""
+    """Decode the samples with these `letters`; also returns the problem with unreadable samples, or ""."""
     single, problems = frames_by_index(stored), list[str]()
     samples = [EMPTY_SAMPLE] * len(letters)
     whole = _decode_whole(stored, problems) if WHOLE in stored else {}

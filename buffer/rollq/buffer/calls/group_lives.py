@@ -8,8 +8,8 @@ from rollq.buffer.store.keys import task_keys
 
 
 class GroupLife(NamedTuple):
-    """When a group was admitted, put and claimed, in the server's ms since 1970, with its response tokens, its mean
-    reward, and its oldest version (see `rollq.buffer.values.rollouts.Group`)."""
+    """When a group was admitted, put and claimed, in server ms since 1970, with its response tokens, mean reward and
+    oldest version (see `rollq.buffer.values.rollouts.Group`)."""
 
     task: str
     group_id: int
@@ -23,10 +23,10 @@ class GroupLife(NamedTuple):
 
 
 class Living(BufferCore):
-    """Calls that read how a group spent its time."""
+    """The call that reads how groups spent their time."""
 
     def lives(self, step: int, groups: Sequence[tuple[str, int]]) -> list[GroupLife]:
-        """The lives of these groups of a claimed step, in the given order; groups that are gone are left out."""
+        """These groups' lives, in the given order, from a claimed step; groups that are gone are left out."""
         tasks = list(dict.fromkeys(task for task, _ in groups))
         names = ("admitted_ms", "put_ms", "attempt", "tokens", "reward", "oldest")
         claims = [("HGET", task_keys(self.run, task).manifest(step), "claimed_ms") for task in tasks]

@@ -1,7 +1,7 @@
-"""Inserts finished samples that no worker of the run made, such as expert demonstrations, without a lease.
+"""Inserts finished samples that no worker in the run made, such as expert demonstrations, without a lease.
 
-A source names the origin of groups, and the buffer counts the groups of each source. A call inserts only groups beyond
-that count, so repeating or resuming it inserts nothing twice.
+A source names the origin of groups, and the buffer counts each source's groups. A call inserts only groups beyond that
+count, so repeating or resuming a call inserts nothing twice.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ class Insertion(Inspection):
     def insert(self, task: str, groups: Sequence[FinishedGroup], *, source: str, after: int = 0) -> int:
         """Insert finished groups of `source` as completed groups; returns how many are new.
 
-        `task` is offline. `after` is the number of the source's groups before these; see `inserted`. Every sample is
-        completed and `unversioned` and has a reward; its logprobs may be `absent_logprobs`. All groups are checked
+        `task` must be offline. `after` is the number of earlier groups of the source; see `inserted`. Every sample must
+        be completed and `unversioned` and have a reward; its logprobs may be `absent_logprobs`. All groups are checked
         before the first is inserted. Safe to repeat, even after a crash halfway.
 
         Raises `ConfigError` if the task is not offline or earlier groups of the source are missing, `InvalidGroup`
@@ -60,7 +60,7 @@ class Insertion(Inspection):
         return added
 
     def inserted(self, task: str, source: str) -> int:
-        """How many groups of `source` have been inserted into the task so far."""
+        """How many groups from `source` have been inserted into the task so far."""
         return int(self.send("HGET", task_keys(self.run, task).sources, source) or 0)
 
     def _check_room(self) -> None:
@@ -80,9 +80,9 @@ def _encode_at(index: int, group: FinishedGroup, rules: TaskRules) -> GroupArgs:
 
 
 def encode_finished(group: FinishedGroup, rules: TaskRules, vocab_size: int | None = None) -> GroupArgs:
-    """A group as arguments of `insert`, in the order of `insert.lua`.
+    """Encode a group as arguments for `insert`, in the order in `insert.lua`.
 
-    Raises `InvalidPrompt` and `InvalidGroup`, including for token ids of `vocab_size` and above.
+    Raises `InvalidPrompt` and `InvalidGroup`, including for token ids of `vocab_size` or more.
     """
     prompt, samples = encode_prompt(group.prompt), group.samples
     whole = encode_whole(

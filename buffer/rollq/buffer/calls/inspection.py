@@ -36,7 +36,7 @@ class Inspection(BufferCore):
     """Read-only calls for monitors."""
 
     def counts(self, task: str) -> Counts:
-        """The counts and clock of a task, in one consistent read. Raises `StoreLost`."""
+        """A task's counts and clock, in one consistent read. Raises `StoreLost`."""
         server_ms, ready, outcomes, worth_training, clock, progress, last_error, *statuses = self.call_task(
             "counts", task
         )
@@ -53,9 +53,9 @@ class Inspection(BufferCore):
         )
 
     def overview(self, task: str, rows: int = 8) -> Overview:
-        """Facts about a task that monitors show beside its counts, with the newest `rows` of its history.
+        """Return the facts that monitors show beside a task's counts, with the newest `rows` of its history.
 
-        The work does not grow with the number of groups. Raises `StoreLost`.
+        The cost does not grow with the number of groups. Raises `StoreLost`.
         """
         now_ms, reaped_ms, history, by_staleness, *since, producers = self.call_task("overview", task, rows)
         silent_s, pending_s, running_s, ready_s = (
@@ -82,7 +82,7 @@ class Inspection(BufferCore):
         return dict(sorted(reasons.items(), key=lambda item: -item[1].rows))
 
     def excluded_rows(self, task: str) -> ExcludedRows:
-        """The rows of a task's prompts that were taken out by hand."""
+        """The rows of a task's prompts that an operator excluded."""
         keys = task_keys(self.run, task)
         found, digest = self.send_all([("HGETALL", keys.excluded), ("HGET", keys.prompt_file, "digest")])
         numbers = ((whole_number(row.decode(errors="replace")), of) for row, of in pairs(found))
@@ -90,7 +90,7 @@ class Inspection(BufferCore):
         return ExcludedRows(frozenset(row for row, counts in rows if counts), sum(not counts for _, counts in rows))
 
     def archive_state(self, task: str) -> ArchiveState:
-        """The archive of a task."""
+        """The state of a task's archive."""
         names = ("groups", "written_ms", "trouble", "until_ms")
         groups, written_ms, trouble, until_ms = self.send("HMGET", task_keys(self.run, task).archive, *names)
         now_ms = self.server_ms()
@@ -125,14 +125,13 @@ class Inspection(BufferCore):
         return max(memory, groups, key=lambda fullness: fullness.share)._replace(room_groups=groups.room_groups)
 
     def _sampled_bytes(self, keys: TaskKeys, statuses: Sequence[Status]) -> list[list[int]]:
-        """The bytes of some groups of each status."""
+        """For each status, the sizes in bytes of some of its groups."""
         ids = self.send_all([("ZRANDMEMBER", keys.status(status), GROUPS_SAMPLED) for status in statuses])
         sizes = iter(self.send_all([("HGET", keys.group(int(group_id)), "bytes") for some in ids for group_id in some]))
         return [[int(next(sizes) or 0) for _ in some] for some in ids]
 
     def bytes_by_status(self, counts: Counts) -> dict[Status, int]:
-        """Bytes of the frames of a task's groups, by status: the known sum, divided in the proportions of a sample of
-        groups."""
+        """Bytes of a task's frames by group status: the known sum, divided in the proportions of sampled groups."""
         keys = task_keys(self.run, counts.task)
         statuses = [status for status, groups in counts.statuses.items() if groups]
         sampled = self._sampled_bytes(keys, statuses)
@@ -144,14 +143,14 @@ class Inspection(BufferCore):
         return {status: round(sum_bytes * share / total) for status, share in shares.items() if share}
 
     def inspect(self, task: str, group_id: int) -> dict[str, str]:
-        """The stored fields of one group, without its payload; empty for a group that is not in the buffer."""
+        """One group's stored fields, without its payload; empty for a group that is not in the buffer."""
         flat = self.call_task("inspect", task, group_id)
         return {name.decode(): value.decode() for name, value in pairs(flat)}
 
     def workers(self, within_s: float = SILENT_WORKER_S) -> dict[str, dict[str, Any]]:
-        """The last report of every worker that reported within `within_s` seconds, with its `age_s`.
+        """Return the last report of every worker that reported within `within_s` seconds, with the report's `age_s`.
 
-        A report that cannot be read was written by someone else, and is left out.
+        Leaves out unreadable reports: someone else wrote them.
         """
         now_ms = self.server_ms()
         reports: dict[str, dict[str, Any]] = {}
@@ -174,19 +173,19 @@ class Inspection(BufferCore):
         return found
 
     def curves(self) -> StepRows:
-        """The numbers of train steps and of evaluations, without rows that cannot be read."""
+        """The numbers of train steps and evaluations, without unreadable rows."""
         steps, evaluations = self.send_all(
             [("ZRANGE", key, 0, -1, "WITHSCORES") for key in (self.keys.curves, self.keys.evaluations)]
         )
         return StepRows(tuple(_decode_rows(steps)), tuple(_decode_rows(evaluations)))
 
     def trainer(self) -> dict[str, Any] | None:
-        """The trainer's last report, with its `age_s`; None before the first one."""
+        """The trainer's last report, with the report's `age_s`; None before the first report."""
         report = self.send("HGET", self.keys.trainer, "report")
         return None if report is None else _decode_report(report, self.server_ms())[1]
 
     def trainer_state(self) -> TrainerState | None:
-        """The state of the last trainer that took the run; None before the first one."""
+        """The state of the last trainer that took the run; None before the first trainer."""
         names = ("epoch", "trainer_id", "deadline_ms", "lease_ms", "doing", "report", "process", "launch_id")
         fields = dict(zip(names, self.send("HMGET", self.keys.trainer, *names), strict=True))
         now_ms, report = self.server_ms(), fields.pop("report")
@@ -202,7 +201,7 @@ def _decode_error(now_ms: int, text: bytes | None, at_ms: bytes | None) -> LastE
 
 
 def _decode_producers(flat: list[bytes], now_ms: int) -> Iterator[SeenProducer]:
-    """The producers of a task, without entries that someone else wrote."""
+    """A task's producers, without entries that someone else wrote."""
     for words, at_ms in pairs(flat):
         with suppress(ValueError, TypeError, AttributeError, OverflowError):
             if place := Place.read(orjson.loads(words)):
@@ -210,7 +209,7 @@ def _decode_producers(flat: list[bytes], now_ms: int) -> Iterator[SeenProducer]:
 
 
 def _decode_report(raw: bytes, now_ms: int) -> tuple[float, dict[str, Any]]:
-    """The age of a report in seconds, and the report with its `age_s`, which is never negative."""
+    """A report's age in seconds, and the report with its `age_s`, which is never negative."""
     at_ms, _, report = raw.partition(b" ")
     age_s = (now_ms - int(at_ms)) / 1000
     return age_s, {**orjson.loads(report), "age_s": max(age_s, 0.0)}

@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 
 UNDER_WAY = (Status.PENDING, Status.RUNNING)
 RENEW_EVERY_S = 1.0
-"""How often leases are renewed while external payloads of their groups are written."""
+"""How often leases are renewed while their groups' external payloads are written."""
 PAYLOAD = 14
-"""The place of the payload's name in the fields of a lease, from 0."""
+"""The index of the payload's name among a lease's fields, from 0."""
 
 
 class Leasing(BufferCore):
@@ -60,8 +60,8 @@ class Leasing(BufferCore):
     ) -> Leased:
         """Lease up to `n` of the best pending groups of `tasks`, for weights (`epoch`, `version`).
 
-        `worker` names this incarnation of the worker. `suspects_held` is the number of suspects among its leases, and
-        `idle` is true if it holds no lease. Raises `StaleWorker` if its weights would already be too old at the next
+        `worker` names this incarnation of the worker. `suspects_held` counts the suspects among its leases, and `idle`
+        is true if the worker holds no lease. Raises `StaleWorker` if these weights would already be too old at the next
         step, and `StoreLost`.
         """
         leased = self._lease(tasks, n, worker, f"{epoch}:{version}", suspects_held, idle)
@@ -95,7 +95,7 @@ class Leasing(BufferCore):
         return Leased(tuple(leased), drain=False)
 
     def _shares(self, tasks: Sequence[str], n: int, weights: str) -> dict[str, int]:
-        """The tasks of the `n` best pending groups that weights ("epoch:version") may serve: task -> groups."""
+        """Task -> its number of groups among the `n` best pending groups that weights ("epoch:version") may serve."""
         if len(tasks) == 1:
             return {tasks[0]: n}
         tasks = self._tasks_for(tasks, weights)
@@ -107,7 +107,7 @@ class Leasing(BufferCore):
         return {tasks[index]: counted[index] for index in sorted(counted)}
 
     def _tasks_for(self, tasks: Sequence[str], weights: str) -> list[str]:
-        """The tasks without evaluations of weights other than "epoch:version"."""
+        """The tasks without evaluations of any weights other than "epoch:version"."""
         evaluations = [task for task in tasks if self.rules(task).kind == "eval"]
         pins = self.send_all([("HGET", task_keys(self.run, task).clock, "pin") for task in evaluations])
         others = {task for task, pin in zip(evaluations, pins, strict=True) if pin != weights.encode()}
@@ -121,7 +121,7 @@ class Leasing(BufferCore):
         return any(int(is_open or 0) > 0 and pinned != pin for pinned, is_open in self.send_all(clocks))
 
     def renew(self, leases: Sequence[Lease]) -> Renewed:
-        """Confirm leases and move their deadline."""
+        """Confirm leases and extend their deadlines."""
         by_task = leases_by_task(leases)
         calls = [
             ("renew", task_keys(self.run, task).clock, self.incarnation, *fences(of_task))
@@ -134,8 +134,8 @@ class Leasing(BufferCore):
         return Renewed(gone, cut_off)
 
     def hand_back(self, leases: Sequence[Lease], *, counted: bool = False, error: str | None = None) -> int:
-        """Hand groups back unfinished. With `counted`, the try counts, and `error` says why it failed; groups without
-        tries left fail. Returns the number of groups that went back.
+        """Hand unfinished groups back. With `counted`, the try counts, and `error` says why it failed; groups without
+        tries left fail. Returns the number of groups handed back.
         """
         return sum(
             int(self.call_task("hand_back", task, int(counted), error or "", *fences(of_task)))
@@ -144,20 +144,20 @@ class Leasing(BufferCore):
 
     def drop_too_long(self, lease: Lease, tokens: int, error: str) -> bool:
         """Drop a group whose prompt has too many `tokens`, and have producers skip its row from now on. A group that a
-        batch waits for fails with `error`. False if the lease is no longer the caller's."""
+        batch waits for fails with `error`. Returns False if the lease is no longer the caller's."""
         return bool(self.call_task("drop_too_long", lease.task, error, tokens, *fences([lease])))
 
     def salvage(self, parts: Sequence[SamplePart]) -> list[SalvageOutcome]:
         """Keep parts of unfinished samples; returns an outcome for each.
 
-        If the worker dies, the next lease of the group continues from these tokens. A part is kept only while its lease
-        is the caller's, and after all parts of the group with smaller numbers. If a part cannot be encoded, only that
+        If the worker dies, the group's next lease continues from these tokens. A part is kept only while its lease is
+        the caller's, and after all of the group's parts with smaller numbers. If a part cannot be encoded, only that
         part is refused. Harmless to repeat.
         """
         return self._keep("salvage", parts)
 
     def record(self, calls: Sequence[SamplePart]) -> list[SalvageOutcome]:
-        """Like `salvage`, for calls of agents that are not answered yet; works even on a full server."""
+        """Like `salvage`, for agents' calls that are not answered yet; works even on a full server."""
         return self._keep("record", calls)
 
     def _keep(self, function: str, parts: Sequence[SamplePart]) -> list[SalvageOutcome]:
@@ -177,7 +177,7 @@ class Leasing(BufferCore):
 
         A result that cannot be trained on (see `check_group`) is filed as failed, with the reason. Large samples take
         time to write: the caller renews the leases until the call returns, as workers do in another thread. Harmless to
-        repeat: a result that was filed before answers `DUPLICATE`, even if an earlier try of this call filed it.
+        repeat: for a result that was filed before, even by an earlier try of this call, it returns `DUPLICATE`.
         """
         outcomes: dict[int, PutOutcome] = {}
         for task, indices in indices_by_task(results).items():
@@ -188,7 +188,7 @@ class Leasing(BufferCore):
         return [outcomes[index] for index in range(len(results))]
 
     def _put(self, task: str, results: Sequence[GroupResult]) -> list[bytes]:
-        """File results of one task; returns an outcome for each, up to the first that meets a new epoch."""
+        """File one task's results; returns an outcome for each, up to the first result that meets a new epoch."""
         try:
             return self._put_with(task, results)
         except ServerRefused as error:
@@ -236,8 +236,8 @@ class Leasing(BufferCore):
         return words
 
     def _encode(self, task: str, result: GroupResult, epoch: int, floors: Floors, *, all_inline: bool) -> GroupArgs:
-        """A result as arguments, with its frames where they belong. With `all_inline`, all frames pass through the
-        function."""
+        """Encode a result as arguments, with each frame where it belongs. With `all_inline`, all frames pass through
+        the function."""
         rules, lease = self.rules(task), result.lease
         encoded = encode_result(result, None if all_inline else self.payloads.pieces_from)
         frames = encoded.frames
@@ -255,23 +255,23 @@ class Leasing(BufferCore):
         return GroupArgs(args(inline), inline)
 
     def _epoch_floors(self, task: str) -> tuple[int, Floors]:
-        """The live epoch, and the floors of earlier epochs."""
+        """The live epoch, and earlier epochs' floors."""
         if task not in self._floors:
             clock = self.clock(task)
             self._floors[task] = (clock.epoch, clock.floors)
         return self._floors[task]
 
     def report_worker(self, worker: str, report: Mapping[str, Any]) -> Order:
-        """Store plain facts about a worker for monitors; returns the operator's order for it."""
+        """Store plain facts about a worker for monitors; returns the operator's order for this worker."""
         reply = self.call("report_worker", self.keys.info, self.incarnation, worker, orjson.dumps(dict(report)))
         return Order(reply.decode())
 
     def join_fleet(self, worker: str, places: int, *, load: float, tokens_per_s: float, open_samples: int = 0) -> Fleet:
-        """Record the capacity of a worker; returns the capacity of all workers that recorded theirs within 10 s.
+        """Record a worker's capacity; returns the total capacity of all workers that recorded theirs within 10 s.
 
-        `places` is the number of samples that it generates at a time, 0 for a worker that takes no groups. `load` is
-        the number that it has in flight on average. `tokens_per_s` is its speed under the load of an average worker,
-        0.0 while unknown. `open_samples` is the number of samples that it has to generate now.
+        `places` is the number of samples that the worker generates at once, 0 if it takes no groups. `load` is the
+        average number of samples in flight. `tokens_per_s` is the worker's speed under an average worker's load, 0.0
+        while unknown. `open_samples` is the number of samples that it has to generate now.
         """
         numbers = (places, round(load), round(tokens_per_s), open_samples)
         return Fleet(*self.call("join_fleet", self.keys.info, self.incarnation, worker, *numbers))
@@ -288,12 +288,12 @@ class Leasing(BufferCore):
 
 
 def named_payloads(described: Sequence[list[Any]]) -> dict[int, str]:
-    """The names of payloads in leases returned by the function `lease` or `borrow`, by group."""
+    """The payload names, by group, in leases that the function `lease` or `borrow` returned."""
     return {fields[0]: fields[PAYLOAD].decode() for fields in described if fields[PAYLOAD]}
 
 
 def decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None) -> Lease:
-    """The lease that the function `lease` described with these fields; `payload` is the frame that they name."""
+    """Decode a lease that the function `lease` described with these fields; `payload` is the frame that they name."""
     (
         group_id, attempt, tries, step, evaluation, suspect, alone, admitted_ms, leased_ms, letters, prompt,
         must_finish, frames, parts, large, expected_tokens, row,
@@ -326,12 +326,12 @@ def decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None
 
 
 def fences(leases: Iterable[Lease]) -> list[Any]:
-    """Arguments that prove to a function that leases are the caller's."""
+    """The arguments that prove to a function that these leases are the caller's."""
     return [item for lease in leases for item in (lease.group_id, lease.attempt, lease.nonce)]
 
 
 def leases_by_task(leases: Iterable[Lease]) -> dict[str, list[Lease]]:
-    """Leases by the task of their group, in their order."""
+    """The leases by task, in order."""
     by_task: dict[str, list[Lease]] = {}
     for lease in leases:
         by_task.setdefault(lease.task, []).append(lease)
@@ -339,7 +339,7 @@ def leases_by_task(leases: Iterable[Lease]) -> dict[str, list[Lease]]:
 
 
 def indices_by_task(held: Sequence[GroupResult | SamplePart | Offer]) -> dict[str, list[int]]:
-    """Task -> the indices in `held` of the items with a lease of this task."""
+    """Task -> the indices in `held` of items whose lease is in this task."""
     by_task: dict[str, list[int]] = {}
     for index, item in enumerate(held):
         by_task.setdefault(item.lease.task, []).append(index)

@@ -13,18 +13,18 @@ from rollq.buffer.wire.group_fields import decode_kept
 
 
 class Lending(Leasing):
-    """Samples of a leased group that another worker makes for the holder of the lease.
+    """Samples of a leased group that another worker makes for the lease holder.
 
-    The borrower salvages its parts as it does for its other samples. The worker that has the lease puts the result of
-    the group, and the lease fences it.
+    The borrower salvages parts as it does for its other samples. The lease holder puts the group's result, which the
+    lease fences.
     """
 
     def offer(self, offers: Sequence[Offer]) -> list[Offered | None]:
         """Offer samples to other workers and take offers back; returns which samples are still offered, and which are
         lent.
 
-        An offered sample that has left both sets is the caller's again: see `kept`. None if the lease is no longer the
-        caller's. Harmless to repeat.
+        An offered sample that has left both sets is the caller's again: see `kept`. Returns None in place of an offer
+        whose lease is no longer the caller's. Harmless to repeat.
         """
         answers: dict[int, Offered | None] = {}
         for task, of_task in indices_by_task(offers).items():
@@ -35,10 +35,10 @@ class Lending(Leasing):
         return [answers[index] for index in range(len(offers))]
 
     def borrow(self, task: str, n: int, *, worker: str, version: int, epoch: int, share: float) -> list[Lease]:
-        """Borrow, for a while, up to `n` samples of a task that other workers offer, for weights (`epoch`, `version`).
+        """Borrow up to `n` samples of a task that other workers offer, for weights (`epoch`, `version`).
 
-        `share`, from 0 to 1, is the largest part of the offers to take. Each loan is a lease of some samples of
-        a group: `renew` and `salvage` it like any lease, and end it with `end_loans`.
+        `share`, from 0 to 1, is the largest part of the offers to take. Each loan is a lease of some of a group's
+        samples: `renew` and `salvage` it like any lease, and end it with `end_loans`.
         """
         nonce, loans = secrets.token_hex(8), list[Lease]()
         reply = self.call_task("borrow", task, worker, nonce, epoch, version, n, share)
@@ -51,11 +51,11 @@ class Lending(Leasing):
         return [loan for loan in loans if loan not in gone]
 
     def offered(self, task: str) -> bool:
-        """Whether samples of any group of a task are offered."""
+        """Whether samples of any group in a task are offered."""
         return bool(self.send("ZCARD", task_keys(self.run, task).offers))
 
     def end_loans(self, loans: Sequence[Lease]) -> int:
-        """Give the samples of loans back, finished or not, with all their salvaged parts.
+        """Give back the loans' samples, finished or not, with all salvaged parts.
 
         Returns how many loans ended now.
         """
@@ -64,9 +64,9 @@ class Lending(Leasing):
         )
 
     def kept(self, lease: Lease, indices: Collection[int], after: int = 0) -> dict[int, Sample]:
-        """Samples of a leased group as they are in the buffer now, by index.
+        """Return a leased group's samples as they are in the buffer now, by index.
 
-        The first `after` parts are skipped; later parts have all samples.
+        Skips the first `after` parts; later parts have all these samples.
         """
         keys, group_id, size = task_keys(self.run, lease.task), lease.group_id, len(lease.samples)
         group = keys.group(group_id)
@@ -81,7 +81,7 @@ class Lending(Leasing):
         return {index: samples[index] for index in indices}
 
     def _stored(self, rollout: str, fields: range | None) -> dict[str, bytes]:
-        """These fields of a group's frames, or all of them."""
+        """These fields of a group's frames, or all fields."""
         if fields is None:
             (frames,) = self.send_all([("HGETALL", rollout)])
             return {field.decode(errors="replace"): frame for field, frame in pairs(frames)}

@@ -23,12 +23,11 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The places and the speed of all workers that take groups.
+    """The capacity and speed of all workers that take groups.
 
-    `measured_places` is the number of samples that workers with a known speed can generate at a time, with
-    `tokens_per_s` in all. `new_places` is the number that the other workers can generate at a time. `load` is the sum
-    of the samples that each worker has in flight on average. `open` is the number of samples that they have to generate
-    now.
+    `measured_places` is the number of samples that workers with a known speed can generate at once, at a total of
+    `tokens_per_s`. `new_places` is the number that the other workers can generate at once. `load` sums the workers'
+    average numbers of samples in flight. `open` is the number of samples that all workers have to generate now.
     """
 
     workers: int = 0
@@ -53,7 +52,7 @@ class GroupOrder(StrEnum):
 
 
 class Refusal(StrEnum):
-    """Why an order for a group changes nothing."""
+    """The reason why an order for a group changes nothing."""
 
     GONE = "gone"  # the group is not in the buffer
     STATUS = "status"  # its status does not allow this move
@@ -65,18 +64,18 @@ class Refusal(StrEnum):
 
 
 class Ordered(NamedTuple):
-    """The outcome of an order for a group. `status` is its previous status, None if it is gone. `refusal` is None if
-    the order was carried out, or would be."""
+    """The outcome of an order for a group. `status` is the group's previous status, None if the group is gone.
+    `refusal` is None if the order was carried out, or would be."""
 
     status: Status | None
     refusal: Refusal | None
 
 
 class Steering(BufferCore):
-    """Calls that steer single workers, and move single groups."""
+    """Calls that steer single workers and move single groups."""
 
     def order_worker(self, worker: str, order: Order) -> Order:
-        """Give an order to the worker that reports as `worker`; it follows within two seconds. Returns its previous
+        """Give an order to the worker that reports as `worker`, which follows within two seconds. Returns the previous
         order."""
         moved, seen = True, b""
         while moved:
@@ -87,8 +86,8 @@ class Steering(BufferCore):
     def order_group(
         self, task: str, group_id: int, order: GroupOrder, *, dry_run: bool = False, expected: Status | None = None
     ) -> Ordered:
-        """Move a group as `order` says; with `dry_run`, only check whether it would move. With `expected`, leave a
-        group with any other status alone.
+        """Carry out `order` on a group; with `dry_run`, only check whether the group would move. With `expected`, leave
+        a group with any other status alone.
 
         The lease of a running group ends, so later results from its worker are refused. Raises `StoreLost`.
         """

@@ -1,4 +1,4 @@
-"""Removes external payloads that their group has dropped, or that no group has ever named."""
+"""Removes external payloads that their group has dropped or that no group ever named."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,14 +9,14 @@ from rollq.buffer.payloads.interface import PayloadName
 
 NAMES_PER_CALL = 200
 AUDIT_PAUSE_S = 60.0
-"""Seconds between two passes of an audit: more than a primary needs to notice that it is cut off."""
+"""Seconds between two audit passes: more than a primary needs to notice that it is cut off."""
 
 
 class Collecting(BufferCore):
     """Calls that remove payloads. They may run at any time, in any number of processes."""
 
     def collect(self, task: str) -> int:
-        """Remove the payloads that a task's groups have dropped; returns how many."""
+        """Remove the payloads that a task's groups have dropped; returns how many payloads."""
         total, more = 0, bool(self.payloads)
         while more:
             garbage = [name.decode() for name in self.call_task("find_garbage", task, NAMES_PER_CALL)]
@@ -28,7 +28,7 @@ class Collecting(BufferCore):
         return total
 
     def find_orphans(self, names: Sequence[PayloadName]) -> set[PayloadName]:
-        """The orphans among payloads of the run's tasks: no group names them, and no lease may yet put them."""
+        """The orphans among these payloads of the run: no group names them, and no lease may still put them."""
         orphans = set[PayloadName]()
         for task in {name.task for name in names}.intersection(self.tasks()):
             of_task = {name.encoded: name for name in names if name.task == task}
@@ -39,7 +39,7 @@ class Collecting(BufferCore):
 
 
 class Audit:
-    """Removes orphans, such as payloads of workers that died before putting the group.
+    """Removes orphans, such as payloads from workers that died before putting the group.
 
     A payload is removed once two passes have found it: the first pass may have asked a primary that was cut off from
     its cluster and missed later leases.
@@ -58,7 +58,7 @@ class Audit:
         return self._pages is not None
 
     def step(self, now_s: float) -> int:
-        """Check some payloads; between two passes, none. Returns how many were removed."""
+        """Check some payloads, or none between two passes. Returns how many were removed."""
         if self._pages is None:
             if now_s < self._due_s or not self._buffer.payloads:
                 return 0

@@ -1,8 +1,8 @@
-"""The arguments of `put` and `salvage`, made from the results of groups and from parts of samples.
+"""Makes the arguments of `put` and `salvage` from group results and sample parts.
 
-The server does not read samples. The worker sends the numbers that the server needs to decide, such as versions,
-rewards and tokens, beside the bytes. Nothing in this module asks the server. A group or part that cannot be encoded
-never fails the rest of its call: the group is put as failed, and the part is left out.
+The server does not read samples. Beside the bytes, the worker sends the numbers that the server's decisions need, such
+as versions, rewards and tokens. Nothing in this module asks the server. A group or part that cannot be encoded never
+fails the rest of its call: the group is put as failed, and the part is left out.
 """
 
 import logging
@@ -44,21 +44,21 @@ MAX_GROUP_BYTES = 256 << 20
 MAX_CALL_BYTES = 256 << 10
 """The most bytes in one call with several groups: the server files groups while later groups are encoded."""
 PAYLOAD_WEIGHT = 0.25
-"""A payload counts less, since it does not pass through the function: fewer calls cost less server time."""
+"""Weight of a payload's bytes, which do not pass through the function: fewer calls cost less server time."""
 NUMBERS_BYTES = 256
-"""Approximate size of a group in a call, without its frames."""
+"""Approximate size of a group's arguments in a call, without its frames."""
 _NO_VERSION = "-"
 RESULT_ARGS = (
     "id", "attempt", "nonce", "letters", "versions", "token_versions", "oldest", "newest", "filtered", "reward",
     "rewarded", "new_tokens", "tokens", "took_ms", "error_text", "frame_count", "passed", "rewarded_tokens", "bytes",
     "rows", "counted_in", "unjudged", "failures", "samples",
 )  # fmt: skip
-"""The numbers of one group in a call of `put`, in their order."""
+"""One group's numbers in a `put` call, in order."""
 
 
 class EncodedResult(NamedTuple):
     """A result and its frames (see `rollq.buffer.wire.group_fields`): one for the whole group, or one for each new
-    sample. `plain` has the numbers of a plain group."""
+    sample. `plain` holds a plain group's numbers."""
 
     result: GroupResult
     frames: Mapping[str, bytes | Pieces]
@@ -66,9 +66,9 @@ class EncodedResult(NamedTuple):
 
 
 def encode_result(result: GroupResult, pieces_from: int | None = None) -> EncodedResult:
-    """Encode a result, or a failed result in its place if it cannot be trained on.
+    """Encode a result; if it cannot be trained on, encode a failed result instead.
 
-    A frame of `pieces_from` bytes or more is in pieces.
+    Frames of `pieces_from` bytes or more are encoded in pieces.
     """
     lease, samples = result.lease, result.samples
     try:
@@ -92,7 +92,7 @@ def _joined(frame: Pieces, pieces_from: int | None) -> bytes | Pieces:
 
 
 def _new_samples(result: GroupResult) -> list[int]:
-    """The samples whose frames the buffer lacks. A put of the group drops stored parts of samples."""
+    """The samples whose frames the buffer lacks. Putting the group drops stored sample parts."""
     lease = result.lease
     return [
         index
@@ -102,13 +102,13 @@ def _new_samples(result: GroupResult) -> list[int]:
 
 
 def _new_failures(result: GroupResult) -> list[FailureKind]:
-    """The kinds of the samples that failed in this attempt."""
+    """The failure kinds of the samples that failed in this attempt."""
     pairs = zip(result.samples, result.lease.samples, strict=True)
     return [new.failure for new, old in pairs if new.failure and old.status is not SampleStatus.FAILED]
 
 
 def part_args(part: SamplePart, floors: Floors, rules: TaskRules) -> list[Any]:
-    """The arguments of `salvage` for one part; none if it cannot be encoded."""
+    """The arguments of `salvage` for one part; none if the part cannot be encoded."""
     lease, sample = part.lease, part.sample
     try:
         encoded = encode_part(part)
@@ -123,7 +123,7 @@ def part_args(part: SamplePart, floors: Floors, rules: TaskRules) -> list[Any]:
 
 
 class GroupArgs(NamedTuple):
-    """One group in a call: its arguments, the frames among them, the payloads to set in the same transaction, by key,
+    """One group in a call: its arguments, including inline frames; the payloads to set in the same transaction, by key;
     and the external payloads to store before the call."""
 
     args: list[Any]
@@ -138,7 +138,7 @@ class GroupArgs(NamedTuple):
 
 
 def calls_of(groups: Iterable[GroupArgs]) -> Iterator[tuple[list[Any], dict[str, bytes]]]:
-    """The arguments and payloads of calls of limited size."""
+    """Yield the arguments and payloads of size-limited calls."""
     for portion in portions_of(groups):
         args: list[Any] = []
         payloads: dict[str, bytes] = {}
@@ -149,12 +149,12 @@ def calls_of(groups: Iterable[GroupArgs]) -> Iterator[tuple[list[Any], dict[str,
 
 
 def portions_of(groups: Iterable[GroupArgs]) -> Iterator[list[GroupArgs]]:
-    """The groups of each call of limited size."""
+    """Yield the groups of each size-limited call."""
     return portions(groups, lambda group: group.size_bytes, MAX_CALL_BYTES)
 
 
 def _epochs(samples: Sequence[Sample]) -> set[int]:
-    """The epochs whose weights made tokens of these samples."""
+    """The epochs whose weights made these samples' tokens."""
     return {span.epoch for sample in samples for segment in sample.segments for span in segment.versions}
 
 
@@ -169,9 +169,9 @@ def result_args(
 ) -> list[Any]:
     """The arguments of `put` for one group, in the order of `read_result` in `put.lua`: numbers, then frames.
 
-    `frames` have names in place of payloads. `epoch` is the live epoch, and `floors` are the floors of earlier epochs.
-    If a single earlier epoch made all tokens, their versions are sent unchanged: they may count as newer again.
-    `size_bytes` is the size of the frames, with payloads in place of their names.
+    `frames` holds names in place of payloads. `epoch` is the live epoch, and `floors` has earlier epochs' floors. If a
+    single earlier epoch made all tokens, their versions are sent unchanged: they may count as newer again. `size_bytes`
+    is the frames' size, including the named payloads.
     """
     result, plain = encoded.result, encoded.plain
     made_in = _epochs(result.samples) if plain is None else {weights[0] for weights in plain.loss_tokens}
@@ -192,7 +192,7 @@ def result_args(
 
 
 def _sample_args(result: GroupResult, frames: Mapping[str, bytes], floors: Floors, rules: TaskRules) -> dict[str, Any]:
-    """The arguments of a put that come from the samples of any group."""
+    """A put's arguments that are computed from samples, for any group."""
     lease, samples = result.lease, result.samples
     tokens = [sample.response_tokens for sample in samples]
     new = _new_samples(result) if frames else []  # an invalid group has none
@@ -211,7 +211,7 @@ def _sample_args(result: GroupResult, frames: Mapping[str, bytes], floors: Floor
 
 
 def _plain_args(result: GroupResult, plain: PlainGroup, floors: Floors, rules: TaskRules) -> dict[str, Any]:
-    """The same arguments for a plain group, from the numbers that were read as it was encoded."""
+    """The same arguments for a plain group, from numbers that were read while encoding the group."""
     samples, total = result.samples, sum(plain.tokens)
     judged = [judged_reward(sample) for sample in samples] if any(sample.extra for sample in samples) else plain.rewards
     return {
@@ -232,20 +232,20 @@ def _plain_args(result: GroupResult, plain: PlainGroup, floors: Floors, rules: T
 
 
 def _new_tokens(lease: Lease, tokens: Sequence[int], new: Sequence[int]) -> int:
-    """Tokens that this attempt has made, in the `new` samples and in parts that were salvaged."""
+    """The number of tokens that this attempt made, in the `new` samples and in salvaged parts."""
     return sum([tokens[i] - lease.samples[i].response_tokens for i in new]) + lease.salvaged_tokens
 
 
 def encoded_rows(samples: Sequence[Sample]) -> bytes:
-    """The rows of samples as Redis holds them, with the numbers of each."""
+    """The samples' rows, with each sample's numbers, as Redis holds them."""
     return SampleRows.of(Samples.of(samples), sample_numbers(samples)).encode()
 
 
 def _version_args(samples: Sequence[Sample], floors: Floors, rules: TaskRules) -> dict[str, str | int]:
-    """The arguments of a put that hold versions.
+    """A put's version arguments.
 
-    They are the version that each sample counts as, the oldest of these, the version of each sample's oldest token, and
-    the newest version of any token.
+    They hold the version that each sample counts as, the oldest of these versions, the version of each sample's oldest
+    token, and the newest version of any token.
     """
     of_samples = [versions_of(sample, floors, rules) for sample in samples]
     versioned = [counted for counted, _ in of_samples if counted is not None]
@@ -278,7 +278,7 @@ def _plain_version_args(plain: PlainGroup, floors: Floors, rules: TaskRules) -> 
 
 
 def _counted_of(versions: Sequence[int], rules: TaskRules) -> int:
-    """The version that a sample counts as if all its tokens are in the loss."""
+    """The version that a sample counts as when all its tokens are in the loss."""
     return counted_version(min(versions), max(versions), rules.stale_threshold, rules.token_threshold)
 
 
@@ -292,8 +292,8 @@ def _is_completed(sample: Sample) -> bool:
 
 
 def _reward_args(samples: Sequence[Sample], tokens: Sequence[int], rules: TaskRules) -> dict[str, float]:
-    """The mean reward, the number of completed samples with a reward, the number that the judge passed, and their
-    response tokens."""
+    """The mean reward, the number of completed samples with a reward, how many samples the judge passed, and the
+    number of response tokens."""
     completed = [(sample, n) for sample, n in zip(samples, tokens, strict=True) if _is_completed(sample)]
     rewarded = [(sample, n) for sample, n in completed if sample.reward is not None]
     return {
@@ -313,7 +313,8 @@ def _text(version: int | None) -> str:
 
 
 def versions_of(sample: Sample, floors: Floors, rules: TaskRules) -> tuple[int | None, int | None]:
-    """The version that a sample counts as (see `counted_version`), and its oldest token's; None without tokens."""
+    """The version that a sample counts as (see `counted_version`), and its oldest token's version; None without
+    tokens."""
     versions = [floors.counted(epoch, version) for segment in sample.segments for epoch, version, _ in segment.versions]
     if not versions:
         return None, None
@@ -325,7 +326,7 @@ def versions_of(sample: Sample, floors: Floors, rules: TaskRules) -> tuple[int |
 
 
 def _versions_in_loss(sample: Sample, floors: Floors) -> list[int]:
-    """The versions of the spans with a token that the loss counts."""
+    """The versions of spans that have a token in the loss."""
     versions: list[int] = []
     for segment in sample.segments:
         mask, start = segment.loss_mask, 0

@@ -1,4 +1,4 @@
-"""The last reported state of a run, so that several watchers report each change once."""
+"""A run's last reported state, so that several watchers report each change once."""
 
 import secrets
 from typing import Final, cast
@@ -9,13 +9,13 @@ KEPT_S: Final = 30 * 86_400
 
 
 class Reporting(BufferCore):
-    """The only note that monitors write."""
+    """The call for the only note that monitors write."""
 
     def replace_reported_state(self, state: str, *, if_absent: bool = False) -> str | None:
-        """Record that `state` is being reported; returns the last reported state, None without one.
+        """Record that the caller reports `state`; returns the last reported state, None without one.
 
         If several callers report the same new state, all but one get that state back. `if_absent` keeps an earlier
-        state. A note lasts 30 days.
+        state. The record lasts 30 days.
         """
         key = self.keys.reported_state
         before = _state_in(found := self.send("GET", key))

@@ -1,4 +1,4 @@
-"""The runs of a server: lists them, and deletes a run with everything it has."""
+"""Lists a server's runs, and deletes a run with everything that it has."""
 
 import re
 from collections import Counter
@@ -24,21 +24,21 @@ from rollq.buffer.values.rollouts import Status
 
 KEYS_PER_TRIP = 1000
 LIVE_S = 30.0
-"""A role that reported within this time is alive."""
+"""A role that reported within this time is alive, in seconds."""
 _RUN_OF_KEY = re.compile(rb"rollq:\{([^:}]+)")
 _REGISTRIES: tuple[type[BaseRegistry], ...] = (StartedJobRegistry, FinishedJobRegistry, FailedJobRegistry)
 
 Report = Callable[[int], None]
-"""Called with the number of keys examined, or removed, so far."""
+"""Called with the number of keys examined or removed so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
     """A run on a server.
 
-    `groups` counts the groups in the buffer, and `unarchived` the groups that wait for an archive. `size_bytes` is the
-    size of their frames, in any store. `keys` counts the keys on the servers, and `roles` are the live roles. `state`
-    says why roles cannot use the run, or is "".
+    `groups` counts the groups in the buffer, and `unarchived` those that wait for an archive. `size_bytes` is the size
+    of all frames, in any store. `keys` counts the keys on the servers, and `roles` lists the live roles. `state` says
+    why roles cannot use the run, or is "".
     """
 
     run: str
@@ -54,7 +54,7 @@ class RunSummary:
 
 
 def find_runs(servers: Servers, patience: Patience, report: Report = lambda done: None) -> list[RunSummary]:
-    """The runs with keys on these servers, by name. Looks at every key. Raises `ServerRefused` if the user may not."""
+    """The runs with keys on these servers, by name. Scans all keys. Raises `ServerRefused` if the user may not scan."""
     counted: Counter[str] = Counter()
     for key in _scan(servers, patience, "rollq:{*", report):
         if matched := _RUN_OF_KEY.match(key):
@@ -63,14 +63,14 @@ def find_runs(servers: Servers, patience: Patience, report: Report = lambda done
 
 
 def runs_with_curves(servers: Servers, patience: Patience) -> list[str]:
-    """Names of the runs on these servers that have curves. Looks at every key. Raises `ServerRefused` if the user may
-    not."""
+    """Names of the runs on these servers that have curves. Scans all keys. Raises `ServerRefused` if the user may not
+    scan."""
     keys = _scan(servers, patience, "rollq:{*}:curves")
     return sorted({matched[1].decode() for key in keys if (matched := _RUN_OF_KEY.match(key)) and is_name(matched[1])})
 
 
 def _counts(store: RunStore, tasks: Sequence[TaskKeys]) -> list[dict[Status, int]]:
-    """Groups by status, of each task."""
+    """Each task's number of groups, by status."""
     groups = iter(store.send_all([("ZCARD", task.status(status)) for task in tasks for status in Status]))
     return [{status: next(groups) for status in Status} for _ in tasks]
 
@@ -82,7 +82,7 @@ def _times_of(reports: Iterable[bytes]) -> list[int]:
 
 
 def summarize(store: RunStore, keys: int = 0) -> RunSummary:
-    """Facts about a run, even one that roles cannot use, without counting its `keys`."""
+    """Summarize a run, even one that roles cannot use, without counting its `keys`."""
     names = store.keys
     info, tasks, workers, trainer = store.send_all(
         [
@@ -118,7 +118,7 @@ def _whole(number: bytes | None) -> int:
 
 
 def _unarchived(counts: Mapping[Status, int], clock: Sequence[bytes | None]) -> int:
-    """The groups of a task that its archive would lose if the run were deleted now."""
+    """The number of groups that a task's archive would lose if the run were deleted now."""
     _, archive = clock
     unwritten = (Status.ARCHIVED, Status.FAILED, Status.FILTERED) if archive == b"1" else ()
     return sum(counts[status] for status in (Status.LEAVING, *unwritten))
@@ -128,18 +128,18 @@ class Deletion(BufferCore):
     """The call that deletes a run."""
 
     def check_idle(self, summary: RunSummary) -> None:
-        """Raise `ConfigError` if a role uses the run, and `ServerRefused` if the user may not look for its keys."""
+        """Raise `ConfigError` if a role uses the run, and `ServerRefused` if the user may not search for its keys."""
         if summary.roles:
             raise ConfigError(f"run {self.run!r} is in use: {'; '.join(summary.roles)}. Stop its roles first")
         for client in self.servers.primaries():  # before anything is written
             self.servers.patiently(partial(client.scan, 0, "rollq:{*", 1), self._patience)
 
     def delete_run(self, queue: Queue, report: Report = lambda done: None, *, force: bool = False) -> None:
-        """Delete the run: its keys, its payloads outside the servers, its tickets. Safe to repeat; if it is
-        interrupted, no role can use the run until it is repeated.
+        """Delete the run: its keys, its payloads outside the servers, its tickets. Safe to repeat; after an interrupted
+        deletion, no role can use the run until the call is repeated.
 
         Raises `ConfigError` if there is no such run, if a role still uses it (unless `force` is set: the role then ends
-        with `StoreLost`), or if the folder or bucket of its payloads is not configured.
+        with `StoreLost`), or if its payloads' folder or bucket is not configured.
         """
         summary = summarize(self)
         if summary.state == GONE:
@@ -156,8 +156,7 @@ class Deletion(BufferCore):
         self.send("UNLINK", self.keys.info)
 
     def _outside(self, payloads: bytes, incarnation: bytes | None) -> ObjectPayloads:
-        """The folder or bucket with the run's payloads. Raises `ConfigError` unless that place is configured and has
-        them."""
+        """The folder or bucket with the run's payloads. Raises `ConfigError` if it is not configured or lacks them."""
         outside = self.payloads.outside
         if outside is None:
             raise out_of_reach(self.run, payloads.decode())
@@ -167,7 +166,7 @@ class Deletion(BufferCore):
         return outside
 
     def _remove_keys(self, report: Report) -> None:
-        """All keys except the one that identifies the run."""
+        """Remove all keys except the one that identifies the run."""
         tasks = self.send("SMEMBERS", self.keys.tasks)
         # first, so that a role that wakes up during the search finds no clock, and creates no key that the search
         # misses

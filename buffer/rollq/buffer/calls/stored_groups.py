@@ -9,7 +9,8 @@ from rollq.buffer.values.rollouts import WHOLE
 
 
 class Stored(NamedTuple):
-    """A group as the server stores it; without `fields`, it is not in the buffer. `frames` are by field."""
+    """A group as the server stores it; without `fields`, the group is not in the buffer. `frames` maps fields to
+    frames."""
 
     group_id: int
     fields: Mapping[bytes, bytes]
@@ -20,7 +21,7 @@ class ReadingStored(BufferCore):
     """The call that reads whole groups."""
 
     def stored_groups(self, task: str, ids: Sequence[int]) -> list[Stored]:
-        """The groups, in order, each read at one instant. External payloads are missing in `frames`."""
+        """The groups, in order, each read at one instant. `frames` lacks external payloads."""
         clock_key = task_keys(self.run, task).clock
         replies = self.call_all([("save_group", clock_key, self.incarnation, group_id) for group_id in ids])
         return [
@@ -32,16 +33,16 @@ class ReadingStored(BufferCore):
 
 
 def whole(payload: bytes | None) -> dict[str, bytes]:
-    """The frame of a group's payload by its field; empty without a payload."""
+    """The frame in a group's payload, by its field; empty without a payload."""
     return {WHOLE: payload} if payload else {}
 
 
 def texts(stored: Any, leave_out: Collection[bytes] = ()) -> dict[str, str]:
-    """A hash as the driver or a function returns it, decoded, without the fields `leave_out`."""
+    """Decode a hash from the driver or a function, without the fields in `leave_out`."""
     items = stored.items() if isinstance(stored, Mapping) else pairs(stored)
     return {text(name): text(value) for name, value in items if name not in leave_out}
 
 
 def text(value: bytes) -> str:
-    """A stored text; bytes that are not UTF-8 are replaced."""
+    """Decode a stored text; bytes that are not UTF-8 are replaced."""
     return value.decode(errors="replace")

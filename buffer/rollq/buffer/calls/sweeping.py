@@ -14,18 +14,18 @@ from rollq.buffer.values.rollouts import Status
 
 MAX_IDS_PER_CALL = 1000
 MOVED_IDS_PER_CALL = 200
-"""Keeps a call that moves groups back to pending to a few milliseconds of the server's time."""
+"""Limits a call that moves groups back to pending to a few ms of server time."""
 SWEEP_IDS_PER_CALL = 50
-"""Keeps one call of the sweep to 1 or 2 ms of the server's time, or a few ms if its memory is cold."""
+"""Limits one call of the sweep to 1 or 2 ms of server time, or a few ms if the server's memory is cold."""
 
 
 class Sweeping(BufferCore):
     """Calls that tidy up. They may run at any time, in any number of processes."""
 
     def reap(self, task: str, producer: Place | None = None) -> Reaped:
-        """Take back the groups of workers whose lease ran out. Call it about once a second, in any process.
+        """Take back groups whose leases ran out. Call this about once a second, in any process.
 
-        `producer` is the location of the calling producer, for monitors.
+        For monitors, `producer` is the calling producer's location.
         """
         total, more = Reaped(0, 0, held=False), True
         caller = orjson.dumps({"host": producer.host, "pid": producer.pid}) if producer else b""
@@ -36,10 +36,10 @@ class Sweeping(BufferCore):
         return total
 
     def expire(self, task: str, statuses: Collection[Status] = (Status.COMPLETED, Status.ABORTED)) -> int:
-        """Move every group with one of these statuses that is too stale to expired, or drop it. Returns how many.
+        """Move every too-stale group with one of these statuses to expired, or drop it. Returns how many.
 
-        This only tidies up: such groups stopped counting when the version or step moved. Raises `ConfigError` for other
-        statuses: their groups do not age.
+        This only tidies up: such groups stopped counting when the version or step moved. Raises `ConfigError` for
+        statuses whose groups do not age.
         """
         if others := sorted(set(statuses) - {Status.COMPLETED, Status.ABORTED}):
             raise ConfigError(f"groups that are {others[0].value} do not expire: give completed, aborted, or both")
@@ -51,7 +51,7 @@ class Sweeping(BufferCore):
         return total
 
     def enqueue_missing_tickets(self, queue: Queue, pending: int, groups_per_job: int) -> None:
-        """Add tickets to `queue` until `pending` groups have one. Surplus tickets are harmless.
+        """Add tickets to `queue` until `pending` groups have tickets. Surplus tickets are harmless.
 
         Raises `ServerUnavailable` or `ServerRefused` if the queue's server does not take them in time.
         """

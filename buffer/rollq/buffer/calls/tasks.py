@@ -22,15 +22,15 @@ _RULES_MOVED = -1
 
 
 class Registry(Inspection):
-    """Calls that create tasks, and change their rules."""
+    """Calls that create tasks and change their rules."""
 
     def register_task(self, task: str, rules: TaskRules) -> None:
-        """Create the task with the rules of a settings file, or apply edits of that file to its rules.
+        """Create the task with a settings file's rules, or apply that file's edits to the task's rules.
 
         A rule that was not edited keeps its current value, even if `change_rules` set it. A file is outdated if the run
-        once had its rules and now has others: the run keeps its rules, and logs a warning. Raises `RunMismatch` naming
-        a rule that cannot change, and `StoreLost` if the server lacks a task of the run, for example after one server
-        of a cluster came back empty.
+        once had the file's rules and now has others: the run keeps its rules, and the call logs a warning. Raises
+        `RunMismatch` naming a rule that cannot change, and `StoreLost` if the server lacks a task of the run, for
+        example after one server in a cluster came back empty.
 
         The task is listed only once it has a clock, so a role that dies in between leaves no half-made task.
         """
@@ -74,11 +74,11 @@ class Registry(Inspection):
         batch_step: int | None = None,
         batch: Mapping[str, int] | None = None,
     ) -> Revision | None:
-        """Change rules of a task (name -> value or its text) for all later claims; None if nothing changes.
+        """Change a task's rules (name -> value or its text) for all later claims; returns None if nothing changes.
 
-        `batch_groups` changes at train step `batch_step`, by default `first_open_step`. It may be the step whose
+        `batch_groups` changes at train step `batch_step`, by default `first_open_step`. This may be the step whose
         batch the trainer waits for: that batch gets the new size unless part of it is claimed. All roles follow without
-        a restart. `batch` has the groups of all tasks whose sizes change together, for the record. Raises `ConfigError`
+        a restart. For the record, `batch` has the groups of all tasks whose sizes change together. Raises `ConfigError`
         naming a rule that cannot change this way.
         """
         replaced = False
@@ -90,10 +90,10 @@ class Registry(Inspection):
         return self.rule_revisions(task)[-1]
 
     def first_open_step(self) -> int:
-        """The first train step whose batch may still change its size.
+        """The first train step whose batch size may still change.
 
-        A trainer may be planning the next step at this moment, so this is the step after that; step 1 before the first
-        trainer.
+        A trainer may be planning the next step at this moment, so this is the step after the next; step 1 before the
+        first trainer.
         """
         step = self._claimed_step() + 1
         while self.send("EXISTS", self.keys.plan(step)):
@@ -136,7 +136,7 @@ class Registry(Inspection):
         file: TaskRules | None = None,
         batch: Mapping[str, int] | None = None,
     ) -> bool:
-        """Replace the rules of `clock`; False if another role changed them after it was read."""
+        """Replace the rules in `clock`; returns False if another role changed them after `clock` was read."""
         before, after = encode_rules(clock.rules), encode_rules(wanted)
         fields = [item for name, value in after.items() if before[name] != value for item in (name, value)]
         record = encode_record(differences(clock.rules, wanted), file, batch)
@@ -149,7 +149,7 @@ class Registry(Inspection):
 def encode_record(
     changes: Mapping[str, tuple[str, str]], file: TaskRules | None, batch: Mapping[str, int] | None = None
 ) -> tuple[bytes, bytes, str]:
-    """The arguments `record`, `file` and `digest` of the functions that change rules."""
+    """The arguments `record`, `file` and `digest` for the functions that change rules."""
     shared = {"batch": dict(batch)} if batch else {}
     record = orjson.dumps({"changes": changes, "by": f"{socket.gethostname()}:{os.getpid()}", **shared})
     return (record, orjson.dumps(encode_rules(file)), digest_of_rules(file)) if file else (record, b"", "")

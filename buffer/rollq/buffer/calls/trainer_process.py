@@ -1,7 +1,7 @@
 """The trainer that holds a run, and whether its process is known to have ended.
 
-A process can only be looked up on its machine and in its pid namespace. Pids are reused, so a process is identified by
-its start time as well. For any other process, the lease is the only evidence.
+A process can only be looked up on its machine and in its pid namespace. Pids are reused, so its start time identifies a
+process as well. For any other process, the lease is the only evidence.
 """
 
 import os
@@ -16,14 +16,14 @@ from rollq.buffer.values.places import gpus_here
 
 _PROC = Path("/proc")
 _GONE = ("Z", "X")
-"""States of a process that has exited but was not reaped yet."""
+"""States of a process that has exited but has not been reaped yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
     """The trainer of the live epoch. Its lease ends at `deadline_ms` of the server's clock, in `left_s` seconds.
 
-    `process` is the result of `this_process` in it; empty if unknown.
+    `process` is what `this_process` returned in the trainer; empty if unknown.
     """
 
     epoch: int
@@ -35,13 +35,13 @@ class Holder:
 
     @property
     def is_here(self) -> bool:
-        """Whether its process can be looked up from this one."""
+        """Whether the trainer's process can be looked up from this process."""
         here = _namespace()
         return bool(here) and self.process.get("namespace") == here
 
     @property
     def has_ended(self) -> bool:
-        """Whether its process is known to have ended."""
+        """Whether the trainer's process is known to have ended."""
         return self.is_here and not _lives(int(self.process["pid"]), self.process["started"])
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ def this_process(launch_id: str) -> bytes:
 
 
 def process_of(described: bytes | None, launch_id: str) -> Mapping[str, str]:
-    """The process that `this_process` described; empty if missing or from a different launch."""
+    """The process that `this_process` described; empty without a description or for a different launch."""
     found: dict[str, str] = orjson.loads(described) if described else {}
     return found if found.get("launch_id") == launch_id else {}
 
@@ -83,7 +83,7 @@ def _lives(pid: int, started: str) -> bool:
 
 
 def _state_and_start(pid: int) -> tuple[str, str] | None:
-    """The state of a process, and its start in ticks since the machine's; None if they cannot be read."""
+    """A process's state, and its start in ticks since the machine started; None if these cannot be read."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
     except OSError:
@@ -93,7 +93,7 @@ def _state_and_start(pid: int) -> tuple[str, str] | None:
 
 
 def _namespace() -> str:
-    """The boot of this machine and the pid namespace of this process; '' if the system names neither."""
+    """This machine's boot id and this process's pid namespace; '' if the system names neither."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{(_PROC / 'self/ns/pid').readlink()}"

@@ -1,7 +1,7 @@
 """The trainer's side of the buffer: epochs, batches, commits, checkpoints, published versions.
 
-Nothing is atomic across tasks, so every call here can be finished by the next caller: it changes the run first, then
-every task, and returns only when all are done.
+Nothing is atomic across tasks, so the next caller can finish every call here: a call changes the run first, then every
+task, and returns only when all are changed.
 """
 
 import secrets
@@ -26,14 +26,15 @@ from rollq.buffer.values.trainer_state import TrainerPhase
 
 ResumeMode = Literal["replay", "return", "regenerate"]
 TRAINER_LEASE_S = 30.0
-"""For how long after its last call a trainer keeps other trainers out, in seconds. Safety depends only on epochs."""
+"""How long after its last call a trainer keeps other trainers out, in seconds. Safety depends only on epochs."""
 CHECKPOINT_IDS_PER_CALL = 200
 MOST_REPORT_BYTES = 1 << 20
 STARTING: Mapping[str, Any] = {"phase": TrainerPhase.STARTING.value, "for_s": 0.0}
 
 
 class Training(Fetching, Claiming):
-    """Calls of the trainer: `claim` and `fetch` on every rank, `join_epoch` on ranks other than 0, others on rank 0."""
+    """The trainer's calls: `claim` and `fetch` on every rank, `join_epoch` on ranks other than 0, the rest on rank
+    0."""
 
     def begin_epoch(
         self,
@@ -52,11 +53,12 @@ class Training(Fetching, Claiming):
 
         Batches after `from_step` are served again (`replay`), go back to completed (`return`) or have their prompts
         sampled again (`regenerate`). The same `launch_id` gets the same epoch, until another launch has replaced it.
-        Other launches are refused while a trainer holds the run, unless its process is known to have ended or
-        `takeover` is set; `trainer_id` names it to them. `lineage` is the lineage of the trainer that saved the
-        checkpoint (see `lineage_of`). With it, a checkpoint is refused if its steps were undone, if the run has not
-        reached its step, or, unless `accept_new_store`, if it belongs to a different store. Raises `TrainerHeld`,
-        `FencedError` if the launch was replaced, `HistoryGone` naming the steps to resume from, `StoreLost`.
+        Other launches are refused while a trainer holds the run, unless that trainer's process is known to have ended
+        or `takeover` is set; `trainer_id` names the trainer to other launches. `lineage` is the lineage of the trainer
+        that saved the checkpoint (see `lineage_of`). With a lineage, a checkpoint is refused if its steps were undone,
+        if the run has not reached its step, or, unless `accept_new_store`, if it belongs to a different store. Raises
+        `TrainerHeld`, `FencedError` if the launch was replaced, `HistoryGone` naming the steps to resume from,
+        `StoreLost`.
         """
         if from_step < 0:
             raise ConfigError(f"from_step is {from_step}: must be a step, 0 or more")
@@ -77,8 +79,8 @@ class Training(Fetching, Claiming):
         return held
 
     def _rewind(self, tasks: Iterable[str], held: TrainerEpoch, mode: bytes) -> TrainerEpoch:
-        """Carry the epoch into the tasks and treat the batches after its first step as `mode` says; returns the epoch
-        with the last step that is replayed."""
+        """Carry the epoch into the tasks and treat the batches after its first step according to `mode`; returns the
+        epoch with the last replayed step."""
         batches = {task: self._carry_epoch(task) for task in tasks}
         # before the manifests are dropped, or a successor would miss these plans; the last epoch claimed no batch
         last_claimed = max((steps.stop - 1 for steps in batches.values()), default=held.from_step)
@@ -110,36 +112,36 @@ class Training(Fetching, Claiming):
             raise (TrainerHeld(self.held_by(holder)) if holder else error) from None
 
     def held_by(self, holder: Holder) -> str:
-        """The error that a trainer holds the run, which says how to take it over."""
+        """The error message that a trainer holds the run, with the way to take the run over."""
         return (
             f"{holder} holds run {self.run!r}, and its lease lasts another {max(0, holder.left_s):.0f} s: stop it, or "
             "set takeover = true to take over the run"
         )
 
     def check_epoch(self, held: TrainerEpoch) -> None:
-        """Raise `FencedError` if another trainer has taken the run since then."""
+        """Raise `FencedError` if another trainer has taken the run since this epoch began."""
         live = self._live_epoch()
         if (live.epoch, live.nonce) != (held.epoch, held.nonce):
             raise FencedError(f"epoch {held.epoch} was replaced by epoch {live.epoch}")
 
     def lineage_of(self, held: TrainerEpoch) -> str:
-        """The store and the epoch that the trainer's weights belong to. Save it in every checkpoint."""
+        """The store and epoch that the trainer's weights belong to. Save the result in every checkpoint."""
         return f"{self.incarnation}:{held.epoch}"
 
     def knows_lineage(self, lineage: str) -> bool:
-        """Whether a checkpoint of this lineage was saved in this run, or in a run whose snapshot became this one."""
+        """Whether a checkpoint of this lineage was saved in this run, or in a run whose snapshot became this run."""
         incarnation, _ = _parse_lineage(lineage)
         return incarnation == self.incarnation or incarnation in self._ancestors()
 
     def _ancestors(self) -> dict[str, tuple[int, int]]:
-        """The incarnations that this run was restored from, with the last step and epoch of each snapshot."""
+        """The incarnations that this run was restored from, with each snapshot's last step and epoch."""
         found: dict[str, tuple[int, int]] = orjson.loads(self.send("HGET", self.keys.info, "ancestors") or b"{}")
         return found
 
     def _saved_in(self, lineage: str | None, from_step: int, *, accept_new_store: bool) -> str:
-        """The epoch in which a checkpoint was saved; '' without its lineage.
+        """Return the epoch in which a checkpoint was saved; '' without a lineage.
 
-        If its trainer had a different store, raises `StoreLost`, or returns '' if that is accepted.
+        If the checkpoint's trainer had a different store, raises `StoreLost`, or with `accept_new_store` returns ''.
         """
         if not lineage:
             return ""
@@ -163,8 +165,8 @@ class Training(Fetching, Claiming):
         return str(epoch)
 
     def join_epoch(self, launch_id: str) -> TrainerEpoch | None:
-        """The epoch that rank 0 of this launch has started, for its other ranks; None until it has. Raises
-        `FencedError` if the launch was replaced, and `StoreLost`.
+        """For a launch's other ranks: the epoch that its rank 0 has started; None until then. Raises `FencedError` if
+        the launch was replaced, and `StoreLost`.
         """
         self.tasks()
         names = ("launch_id", "epoch", "nonce", "announced", "from_step", "trainer_id")
@@ -178,12 +180,12 @@ class Training(Fetching, Claiming):
         return TrainerEpoch(int(epoch), nonce, int(from_step), trainer_id, launch_id)
 
     def recorded_digest(self, version: int) -> str | None:
-        """The digest of the weights that were last published as `version`; None if a checkpoint covers it."""
+        """The digest of the weights last published as `version`; None if a checkpoint covers that version."""
         digest = self.send("HGET", self.keys.versions, str(version))
         return digest.decode() if digest else None
 
     def published_as(self, digest: str) -> int | None:
-        """The last version that these weights were published as, by the sha256 of their manifest; None if unknown.
+        """The last version that the weights with this manifest sha256 were published as; None if unknown.
 
         Versions that a checkpoint covers are forgotten, except the live version.
         """
@@ -204,8 +206,7 @@ class Training(Fetching, Claiming):
     def _check_history(
         self, tasks: Iterable[str], from_step: int, holder: Holder | None, *, accept_new_store: bool
     ) -> None:
-        """Refuse an impossible resume before anything moves. If `holder` keeps the trainer out, raise
-        `TrainerHeld`."""
+        """Refuse an impossible resume before anything moves. Raise `TrainerHeld` if `holder` keeps the trainer out."""
         problem = _history_problem({task: self.clock(task) for task in tasks}, from_step, accept_new_store)
         if problem and holder is not None and holder.left_s > 0:
             raise TrainerHeld(self.held_by(holder))
@@ -228,8 +229,8 @@ class Training(Fetching, Claiming):
         self._renew(held, round(TRAINER_LEASE_S * 1000), doing)
 
     def end_lease(self, held: TrainerEpoch, doing: Mapping[str, Any] = STARTING) -> None:
-        """Let another trainer take the run at once, and record how this trainer ended. Raises `FencedError` if it was
-        replaced.
+        """Let another trainer take the run at once, and record how this trainer ended. Raises `FencedError` if this
+        trainer was replaced.
         """
         self._renew(held, 0, doing)
 
@@ -238,9 +239,9 @@ class Training(Fetching, Claiming):
         self.call("renew_trainer", self.keys.info, self.incarnation, held.epoch, held.nonce, lease_ms, words)
 
     def report_trainer(self, held: TrainerEpoch, report: Mapping[str, Any]) -> None:
-        """Store plain facts about the last step for monitors; numbers of a `step` that have curves are kept by step.
+        """Store plain facts about the last step for monitors; numbers that have curves are kept for each `step`.
 
-        Raises `ConfigError` for values that JSON lacks and for more than 1 MiB, and `FencedError`.
+        Raises `FencedError`, and `ConfigError` for values that JSON lacks and for more than 1 MiB.
         """
         try:
             facts = orjson.dumps(dict(report))
@@ -252,7 +253,7 @@ class Training(Fetching, Claiming):
         self._report(held, facts, "curves", step, {} if step is None else numbers_of(report))
 
     def report_evaluations(self, held: TrainerEpoch, step: int, rewards: Mapping[str, float]) -> None:
-        """Store the mean reward of evaluations, by name, of the weights after `step`. Raises `FencedError`."""
+        """Store evaluations' mean rewards, by name, for the weights after `step`. Raises `FencedError`."""
         rounded = {name: number for name, reward in rewards.items() if (number := as_number(reward)) is not None}
         self._report(held, b"", "evaluations", step, rounded)
 
@@ -281,8 +282,8 @@ class Training(Fetching, Claiming):
     ) -> None:
         """Record that the batch of `step` has been trained. Harmless to repeat.
 
-        `trained` maps each task to the ids of its groups in the batch, in order. Without `keeps_copies`, groups that
-        may be trained again are not kept for it, and are counted as `not_reused`.
+        `trained` maps each task to its group ids in the batch, in order. Without `keeps_copies`, groups that may be
+        trained again are not kept for this, and are counted as `not_reused`.
         Raises `FencedError`, and `NotClaimed` if the step was not claimed or has a different batch.
         """
         taking_part, trained = self._taking_part(step), trained or {}
@@ -295,19 +296,19 @@ class Training(Fetching, Claiming):
             )
 
     def _unfilled(self, step: int, tasks: Sequence[str]) -> set[str]:
-        """The tasks that still lack groups in the batch of a step."""
+        """The tasks that still lack groups in a step's batch."""
         found = self.send_all([("HMGET", task_keys(self.run, task).manifest(step), "ids", "open") for task in tasks])
         return {task for task, (ids, fills) in zip(tasks, found, strict=True) if fills or not ids}
 
     def _taking_part(self, step: int) -> set[str]:
-        """The tasks that have groups in the batch of a step."""
+        """The tasks that have groups in a step's batch."""
         sizes = self.send("HGET", self.keys.plan(step), "sizes")
         return set(orjson.loads(sizes) if sizes else self.train_tasks())
 
     def checkpoint(self, held: TrainerEpoch, step: int) -> None:
         """Record that a checkpoint covers all steps up to `step`, and drop their batches.
 
-        While the buffer is being saved they stay, and the next checkpoint drops them.
+        While the buffer is being saved, batches stay; the next checkpoint drops them.
         """
         taking_part = self._taking_part(step)
         for task in sorted(self.tasks(), key=lambda task: task not in taking_part):
@@ -322,9 +323,9 @@ class Training(Fetching, Claiming):
     def publish(self, held: TrainerEpoch, version: int, *, uri: str, digest: str) -> None:
         """Make weights the live weights: workers swap to them, and groups that are now too stale no longer count.
 
-        `digest` is the sha256 of their manifest, in hex. If an earlier trainer published the same weights as this
-        version, tokens from these weights count as this version again. A digest in another form never matches. Raises
-        `FencedError` if the trainer was replaced, `VersionFalls` if the version is older than the live version.
+        `digest` is the sha256 of the weights' manifest, in hex. If an earlier trainer published the same weights as
+        this version, tokens from these weights count as this version again. A digest in another form never matches.
+        Raises `FencedError` if the trainer was replaced, `VersionFalls` if the version is older than the live version.
         """
         since = self.call("run_publish", self.keys.info, self.incarnation, held.epoch, held.nonce, version, uri, digest)
         for task in self.tasks():

@@ -1,1 +1,1 @@
-"""The values that calls return, frozen: a module for each kind of question."""
+"""The frozen values that calls return: one module per kind of question."""

@@ -1,4 +1,4 @@
-"""The replies about batches of a coordinator."""
+"""The replies about a coordinator's batches."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,9 +10,9 @@ from rollq.buffer.calls.replies.claims import ClaimedGroup
 class BatchState:
     """A batch of groups that is gathered as a whole; `handle` names this incarnation of `batch_id`.
 
-    `state` is running, finalizing, finalized or aborted. `size` is the number of its groups so far; with `closed`, it
-    is final. `gathered`, `filtered` and `failed` count its finished groups, and `left` counts groups that left it
-    unfinished when it was cut off. `epoch` and `version` are the live weights when it began.
+    `state` is running, finalizing, finalized or aborted. `size` is the number of groups so far; with `closed`, it is
+    final. `gathered`, `filtered` and `failed` count finished groups, and `left` counts groups that left unfinished when
+    the batch was cut off. `epoch` and `version` identify the weights that were live when the batch began.
     """
 
     batch_id: str
@@ -31,14 +31,14 @@ class BatchState:
 
     @property
     def complete(self) -> bool:
-        """Whether all its groups are finished or have left it."""
+        """Whether all groups are finished or have left the batch."""
         return self.closed and self.gathered + self.filtered + self.failed + self.left >= self.size
 
 
 class Finalizing(NamedTuple):
-    """The progress of ending a batch. The state is `finalizing`, with the finished groups, if this caller is ending the
-    batch, and `busy` if another caller is. If it is `finalized` or `aborted`, the batch has ended, with its `result`
-    (JSON, or the reason)."""
+    """The progress of ending a batch. `state` is `finalizing` if this caller is ending the batch; `groups` then holds
+    the finished groups. It is `busy` if another caller is ending the batch, and `finalized` or `aborted` if the batch
+    has ended with this `result` (JSON, or the reason)."""
 
     state: str
     result: bytes

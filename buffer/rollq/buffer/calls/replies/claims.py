@@ -10,10 +10,10 @@ from rollq.buffer.values.rollouts import PipelineOutput
 
 class ClaimedGroup(NamedTuple):
     """One group of a claimed batch, without its samples. `tokens` counts response tokens, and `reward` is the mean over
-    samples. `payload` is the key of the samples' frame, '' if it is in the group's rollout. `nonce` belongs to the
-    lease that made the samples. `rows` are described in `rollq.buffer.wire.sample_rows`. `uses` says how often the
-    group was trained before. `probability` is the probability of its draw, None in an order without draws. `stored`
-    has its prompt and the frame of its samples, if they came with the claim."""
+    samples. `payload` is the key of the samples' frame, '' if the frame is in the group's rollout. `nonce` belongs to
+    the lease that made the samples. `rollq.buffer.wire.sample_rows` describes `rows`. `uses` says how often the group
+    was trained before. `probability` is the group's probability of being drawn, None in an order without draws.
+    `stored` holds the prompt and the samples' frame if the claim's reply included them."""
 
     task: str
     group_id: int
@@ -32,9 +32,10 @@ class ClaimedGroup(NamedTuple):
 
 
 class Counting(NamedTuple):
-    """The age of a claimed group's tokens.
+    """How the age of a claimed group's tokens counts.
 
-    Tokens of dead epochs count as `floors` says. Tokens with a staleness of `token_threshold` or more are masked.
+    `floors` determines the versions of tokens from dead epochs. Tokens with a staleness of `token_threshold` or more
+    are masked.
     """
 
     floors: Floors
@@ -43,14 +44,15 @@ class Counting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The batch of a step; every call for the step returns the same batch, until it is released.
+    """A step's batch; every call for the step returns the same batch, until it is released.
 
-    `counting` has one entry for each group, from its first claim: its tokens never get older than that. `claim_round`
-    names this claim for its release; `releases` says how often the step was already released in this epoch.
+    `counting` has one entry per group, from the group's first claim: its tokens never get older than they were then.
+    `claim_round` names this claim for its release; `releases` says how often the step was already released in this
+    epoch.
 
-    While the batch fills, `lack` has the missing groups per task: later calls return the same groups and more. `parts`
-    are the ends of its parts, as numbers of groups, and the groups are in the order of the parts. `plan_round` is for
-    `Claiming.divide`. `planned` are the groups per task of the whole batch.
+    While the batch fills, `lack` has the number of missing groups per task: later calls return the same groups and
+    more. Groups are ordered by part; `parts` holds the number of groups up to each part's end. `plan_round` is for
+    `Claiming.divide`. `planned` holds the whole batch's number of groups per task.
     """
 
     step: int
@@ -65,10 +67,10 @@ class Claimed:
 
 
 class Readiness(NamedTuple):
-    """The groups of a task for a claim of a step.
+    """A task's group counts for a claim of a step.
 
-    They are the completed groups that are fresh at the step, the running groups that it waits for because they would be
-    too old at the next step, and the groups that must reach the archive first.
+    They count completed groups that are fresh at the step, running groups that the claim waits for because they would
+    be too old at the next step, and groups that must reach the archive first.
     """
 
     ready: int
@@ -76,15 +78,15 @@ class Readiness(NamedTuple):
     unarchived: int
 
     def is_short_of(self, wanted: int) -> bool:
-        """Whether the task holds up a batch that takes `wanted` groups of it."""
+        """Whether the task holds up a batch that takes `wanted` of its groups."""
         return self.ready < wanted or self.stragglers > 0 or self.unarchived > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """No batch yet. For each task that is short, it has the number of groups that are ready, that are wanted, that are
-    running and would be too old at the next step, and that must reach the archive first. If no task is short, the last
-    batch is being released."""
+    """No batch yet. Each short task has its numbers of groups that are ready, that are wanted, that are running and
+    would be too old at the next step, and that must reach the archive first. If no task is short, the last batch is
+    being released."""
 
     step: int
     ready: Mapping[str, int]

@@ -8,8 +8,8 @@ from rollq.buffer.values.rollouts import Lease
 
 
 class Reaped(NamedTuple):
-    """Groups whose leases were past their deadline: sent back, or quarantined. With `held`, no lease was ended, because
-    an outage has just passed."""
+    """Groups that were sent back, or quarantined, because their leases had run out. With `held`, no lease was ended,
+    because an outage has just passed."""
 
     requeued: int
     quarantined: int
@@ -17,15 +17,15 @@ class Reaped(NamedTuple):
 
 
 class Leased(NamedTuple):
-    """The leases of a worker. If `drain` is set, the worker must finish its leased groups before it leases again, since
-    a suspect must run alone."""
+    """A worker's leases. If `drain` is set, the worker must finish its leased groups before it leases again, since a
+    suspect must run alone."""
 
     leases: tuple[Lease, ...]
     drain: bool
 
 
 class Renewed(NamedTuple):
-    """Leases that are no longer the caller's, and leases of batches that no longer wait: only their finished samples
+    """Leases that are no longer the caller's, and leases in batches that were cut off: only finished samples of these
     count (see `Coordination.cut_off`)."""
 
     gone: list[Lease]
@@ -47,9 +47,9 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """The samples of a leased group, by index, that are offered to other workers or lent to one.
+    """A leased group's samples, by index, that are offered to other workers or lent to one.
 
-    `parts` counts the parts of its samples in the buffer.
+    `parts` counts the group's sample parts in the buffer.
     """
 
     offered: frozenset[int]
@@ -58,7 +58,7 @@ class Offered:
 
 
 class PutOutcome(StrEnum):
-    """The place where a result was filed."""
+    """The outcome of filing a result."""
 
     COMPLETED = "completed"
     ABORTED = "aborted"

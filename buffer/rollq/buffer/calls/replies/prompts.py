@@ -14,10 +14,10 @@ class Admitted:
 
 
 class PromptStats(NamedTuple):
-    """Statistics of one prompt: its tries, and its samples that have a reward.
+    """One prompt's statistics, from its tries and its samples that have a reward.
 
-    `pass_rate` (0 to 1), `mean_reward` and `mean_tokens` (of an answer) are averages over the tries. The newest try has
-    a weight of at least a quarter, because the policy changes. A try is a group that was finished and judged, with any
+    `pass_rate` (0 to 1), `mean_reward` and `mean_tokens` (per answer) are averages over the tries. The newest try has a
+    weight of at least a quarter, because the policy changes. A try is a group that was finished and judged, with any
     outcome; an interrupted or expired group counts once it is finished again.
     """
 
@@ -29,9 +29,9 @@ class PromptStats(NamedTuple):
 
 
 class PromptRecord(NamedTuple):
-    """A task's prompts: the digest of their file, its rows and path, and the seeds of their order.
+    """A task's prompts: their file's digest, number of rows and path, and the seeds that order them.
 
-    `revision` grows when they change.
+    `revision` grows when the prompts change.
     """
 
     revision: int
@@ -42,7 +42,7 @@ class PromptRecord(NamedTuple):
 
 
 class UnusableRow(NamedTuple):
-    """An unusable row of prompts: the reason, and its file and line."""
+    """An unusable prompt row: the reason, and the row's file and line."""
 
     row: int
     reason: str
@@ -50,7 +50,7 @@ class UnusableRow(NamedTuple):
 
 
 class ExcludedRows(NamedTuple):
-    """The excluded rows of a task's prompts, and the number of rows that were excluded from another file."""
+    """The excluded rows of a task's prompts, and the number of rows excluded from another file."""
 
     rows: frozenset[int]
     of_another_file: int
@@ -58,7 +58,7 @@ class ExcludedRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """The number of rows that are unusable for one reason, and the place of the first such row."""
+    """The number of rows that are unusable for one reason, and the location of the first such row."""
 
     rows: int
     first: str

@@ -24,11 +24,11 @@ class Control(StrEnum):
 class Clock:
     """A task's copy of the facts that its functions check.
 
-    `step` is the train step that is trained next (from 1), `version` the live model version (`NO_VERSION` before the
-    first trainer), `committed` the last trained step, `checkpoint` the last step that a checkpoint covers, `history`
-    the oldest step to resume from. No step before `first_manifest` has a batch in this store. A rewind has undone steps
-    beyond `claimed_step`, up to `undone`, so none of these can be resumed from. `rules_revision` counts the changes of
-    `rules`, from 1.
+    `step` is the next train step (from 1), `version` the live model version (`NO_VERSION` before the first trainer),
+    `committed` the last trained step, `checkpoint` the last step that a checkpoint covers, and `history` the oldest
+    step to resume from. No step before `first_manifest` has a batch in this store. A rewind has undone the steps beyond
+    `claimed_step`, up to `undone`, so a run cannot resume from them. `rules_revision` counts changes of `rules`, from
+    1.
     """
 
     incarnation: str
@@ -50,7 +50,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class LastError:
-    """The newest error of a task: of a try, or of a failed group. At most `MOST_ERROR_BYTES` of it are kept."""
+    """A task's newest error, from a try or a failed group, cut to `MOST_ERROR_BYTES`."""
 
     text: str
     age_s: float
@@ -61,21 +61,20 @@ class LastError:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The counts of a task.
+    """A task's counts.
 
     `ready` counts completed groups that are fresh at the clock's step. `kept` of the last `outcomes` finished groups
-    were worth training (the others were filtered or failed); at most `keep_window` are remembered. `last_error` is None
-    before the first error.
+    were worth training (the others were filtered or failed); at most `keep_window` outcomes are remembered.
+    `last_error` is None before the first error.
 
     `progress` holds cumulative counters: cursor, admitted, consumed, produced, tokens, reward_sum, reward_count,
     expired, filtered, failed, requeued, refused, duplicates, and dropped_<reason> for groups that left; leased, groups
-    that were leased for the first time, and queued_ms, their total wait since they were admitted; worked_ms, the total
-    time of the attempts that were put; staleness, the sum over the trained groups of the staleness of each group's
-    oldest token when it was claimed; outlived, deaths of workers with groups that were finished later; quarantined,
-    groups that killed a worker that had no other group; lent, samples that workers have borrowed; not_reused, groups
-    that were not kept for another use because memory was full. Two numbers may fall:
-    failed_in_a_row, and bytes, the size of the frames of its groups now. The numbers of the prompts, rows, rows_read,
-    rows_unusable and rows_too_long, start again when the prompts or the way they are read change.
+    that were leased for the first time, and queued_ms, their total wait since admission; worked_ms, the total time of
+    attempts that were put; staleness, the sum over trained groups of the staleness of their oldest token at the claim;
+    outlived, deaths of workers whose groups were finished later; quarantined, groups that killed a worker that had no
+    other group; lent, samples that workers have borrowed; not_reused, groups that were not kept for another use because
+    memory was full. Two numbers may fall: failed_in_a_row, and bytes, the current size of the task's frames. The prompt
+    counters rows, rows_read, rows_unusable and rows_too_long restart when the prompts or the way they are read change.
     """
 
     task: str
@@ -90,18 +89,18 @@ class Counts:
 
     @property
     def failed_in_a_row(self) -> int:
-        """Groups that have failed since the last group that did not fail."""
+        """The number of groups that have failed since the last group that did not."""
         return int(self.progress.get("failed_in_a_row", 0))
 
     @property
     def mean_bytes(self) -> float:
-        """Average bytes of the frames of one of its groups; 0 without groups."""
+        """Average frame bytes per group; 0 without groups."""
         held = sum(self.statuses.get(status, 0) for status in WITH_SAMPLES)
         return self.progress.get("bytes", 0) / held if held else 0.0
 
     @property
     def expected_bytes(self) -> float:
-        """Bytes of the frames of its groups, if unfinished groups will have the average size of the others."""
+        """Frame bytes of all groups, if unfinished groups will have the other groups' average size."""
         on_their_way = sum(self.statuses.get(status, 0) for status in (Status.PENDING, Status.RUNNING))
         return self.progress.get("bytes", 0) + on_their_way * self.mean_bytes
 
@@ -112,13 +111,13 @@ class Counts:
 
     @property
     def failed_samples(self) -> Mapping[str, int]:
-        """Failed samples of accepted attempts, by the value of their `FailureKind`, most frequent first."""
+        """Failed samples in accepted attempts, by `FailureKind` value, most frequent first."""
         failed = _named(self.progress, "failed_samples_")
         return dict(sorted(failed.items(), key=lambda item: (-item[1], item[0])))
 
     @property
     def unaccounted(self) -> int:
-        """Admitted groups that are in no status set and under no drop counter. Anything but 0 is a bug."""
+        """Admitted groups in no status set and no drop counter. Anything but 0 is a bug."""
         return unaccounted_groups(self.progress, self.statuses)
 
 
@@ -126,11 +125,11 @@ WITH_SAMPLES = (
     Status.COMPLETED, Status.GATHERED, Status.COOLING, Status.CLAIMED, Status.ARCHIVED, Status.LEAVING,
     Status.FILTERED, Status.FAILED,
 )  # fmt: skip
-"""Statuses of groups whose samples have all ended and are kept."""
+"""Statuses of groups whose samples have all ended and are still stored."""
 
 
 def dropped_groups(progress: Mapping[str, float]) -> dict[str, int]:
-    """Groups that left the buffer, by reason (`trained` once a checkpoint covers them), from a task's counters."""
+    """From a task's counters, the groups that left the buffer, by reason (`trained` once a checkpoint covers them)."""
     return _named(progress, "dropped_")
 
 
@@ -140,14 +139,14 @@ def _named(progress: Mapping[str, float], prefix: str) -> dict[str, int]:
 
 
 def unaccounted_groups(progress: Mapping[str, float], statuses: Mapping[Any, int]) -> int:
-    """Admitted groups of a task that are in no status set and under no drop counter. Anything but 0 is a bug."""
+    """A task's admitted groups in no status set and no drop counter. Anything but 0 is a bug."""
     return int(progress.get("admitted", 0)) - sum(statuses.values()) - sum(dropped_groups(progress).values())
 
 
 @dataclass(frozen=True, slots=True)
 class Production:
-    """The production of a task between two calls. `timings_ms` are the times that the last 1000 groups took. `sums`
-    count groups by where they were filed, new `tokens`, and `reward_sum` and `reward_count` before any filter.
+    """A task's production between two calls. `timings_ms` holds the times that the last 1000 groups took. `sums` counts
+    groups by where they were filed, and holds new `tokens`, and `reward_sum` and `reward_count` before any filter.
     """
 
     seconds: float
@@ -156,8 +155,8 @@ class Production:
 
 
 class ArchiveState(NamedTuple):
-    """The archive of a task: its number of groups, seconds since the last file (None before the first file), why a live
-    archiver cannot write the next file ('' if it can), and whether an archiver has taken groups lately."""
+    """The state of a task's archive: its number of groups, the seconds since its last file (None before the first), why
+    a live archiver cannot write the next file ('' if it can), and whether an archiver has taken groups lately."""
 
     groups: int
     age_s: float | None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 class LiveModel:
     """The weights that workers should serve.
 
-    `awaited` are the digests of later versions that its trainer, which replays recorded batches, may publish again.
+    `awaited` holds digests of later versions that the trainer, replaying recorded batches, may publish again.
     """
 
     epoch: int
@@ -18,14 +18,15 @@ class LiveModel:
     awaited: Mapping[int, str] = field(default_factory=dict)
 
     def awaits(self, epoch: int, version: int, digest: str) -> bool:
-        """Whether the trainer may publish these weights again: an engine that has them may keep them until then."""
+        """Whether the trainer may publish these weights again: an engine that has the weights may keep them until
+        then."""
         return epoch < self.epoch and version > self.version and self.awaited.get(version) == digest
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerEpoch:
-    """A trainer's hold on the run: the fencing token of its calls. `from_step` is the step of its checkpoint; later
-    batches, up to step `replayed_through`, are served as they were recorded."""
+    """A trainer's hold on the run: the fencing token of the trainer's calls. `from_step` is its checkpoint's step;
+    later batches, up to step `replayed_through`, are served as recorded."""
 
     epoch: int
     nonce: str
