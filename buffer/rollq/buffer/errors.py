@@ -72,7 +72,7 @@ class RollqError(Exception):
 
 
 class ConfigError(RollqError, ValueError):
-    """A setting, file or argument is invalid. The message names it and the allowed values."""
+    """A setting, file or argument is invalid. The message names the culprit and the allowed values."""
 
 
 class QueryError(ConfigError):
@@ -117,7 +117,7 @@ class ServerRefused(ServerError):
 
 
 class StoreLost(RollqError):
-    """The store no longer holds this run, or holds another incarnation of it."""
+    """The store no longer holds this run, or holds another incarnation of the run."""
 
 
 class RunMismatch(RollqError):
@@ -137,7 +137,7 @@ class NotClaimed(FencedError):
 
 
 class VersionFalls(FencedError):
-    """Within an epoch the live version only grows, and a version has one set of weights."""
+    """Weights to publish are older than the live weights, or differ under the same version."""
 
 
 class TaskBehind(RollqError):
@@ -157,7 +157,7 @@ class BatchOver(RollqError):
 
 
 class UnknownBatch(RollqError, KeyError):
-    """A batch of groups was never submitted, or ended long enough ago that its record has expired."""
+    """A batch of groups was never submitted, or its record has expired since it ended."""
 
     def __str__(self) -> str:
         return Exception.__str__(self)  # KeyError shows the repr
@@ -172,7 +172,7 @@ class HistoryGone(RollqError):
 
 
 class ReplayMismatch(RollqError):
-    """Recorded batches would be replayed to weights that did not generate them, and the settings forbid it."""
+    """Recorded batches would be replayed to weights that did not generate them, which the settings forbid."""
 
 
 class CheckpointOverdue(RollqError):
@@ -180,23 +180,23 @@ class CheckpointOverdue(RollqError):
 
 
 class SyncFirst(RollqError):
-    """The live weights are too old for the step, and newer ones exist: publish them, then claim the step again."""
+    """The live weights are too old for the step, but newer weights exist: publish these, then claim the step again."""
 
 
 class ProductionStalled(RollqError):
-    """No batch of the step can fill: nothing is under way, or the server is full. The message has all counters."""
+    """The step's batch cannot fill: nothing is under way, or the server is full. The message has all counters."""
 
 
 class ProductionStopped(RollqError):
-    """Production of a task was stopped: all of its groups fail, or too few are worth training."""
+    """A task's production was stopped: all its groups fail, or too few are worth training."""
 
 
 class ClaimTimeout(RollqError, TimeoutError):
-    """The batch of a step did not fill in time. The message says what holds it back."""
+    """A step's batch did not fill in time. The message says what holds the batch back."""
 
 
 class TicketRefused(RollqError, ValueError):
-    """A job in the queue is not a ticket of this run. It is never executed."""
+    """A job in the queue is not a ticket for this run. Such jobs are never executed."""
 
 
 class ArrayError(RollqError):
@@ -204,7 +204,7 @@ class ArrayError(RollqError):
 
 
 class ImageError(RollqError, ValueError):
-    """An image of a prompt cannot be read, has changed, or does not fit the model."""
+    """A prompt's image cannot be read, has changed, or does not fit the model."""
 
 
 class SnapshotError(RollqError):

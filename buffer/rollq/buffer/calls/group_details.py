@@ -113,7 +113,7 @@ class Looking(ReadingStored):
     """Calls that read groups with their samples."""
 
     def look(self, task: str, group_ids: Iterable[int]) -> list[FoundGroup]:
-        """Return those of these groups that are in the buffer, each read at one instant.
+        """Return the groups with these ids that are in the buffer, each read at one instant.
 
         If samples cannot be read, their group's `problem` says why. Raises `StoreLost`.
         """

@@ -23,7 +23,7 @@ _GONE = ("Z", "X")
 class Holder:
     """The trainer of the live epoch. Its lease ends at `deadline_ms` of the server's clock, in `left_s` seconds.
 
-    `process` is what `this_process` returned in the trainer; empty if unknown.
+    `process` is the result of `this_process` in the trainer; empty if unknown.
     """
 
     epoch: int

@@ -1,7 +1,7 @@
 """Files and folders that appear complete and on disk or not at all, even if the process dies.
 
-Until then they have a hidden name next to the final one. A killed process leaves the hidden folder behind; the next
-`atomic_folder` of the same name reuses it.
+Until then they have a hidden name next to the final name. A killed process leaves the hidden folder behind; the next
+`atomic_folder` with the same name reuses it.
 """
 
 import os
@@ -35,8 +35,8 @@ def atomic_folder(
 ) -> Iterator[Path]:
     """Yield an empty folder, which becomes `folder` when the block ends without an error and is removed otherwise.
 
-    `hidden` is the folder to yield, for callers that lock it or need exclusive use. A `folder` that exists at the end
-    of the block is replaced, or with `replace=False` kept. `durable=False` does not wait for the disk: a power cut may
+    `hidden` is the folder to yield, for callers that lock it or need exclusive use. A `folder` that exists at the
+    block's end is replaced, or kept with `replace=False`. `durable=False` does not wait for the disk: a power cut may
     then leave an incomplete folder. Raises `OSError`.
     """
     hidden = hidden or folder.with_name(f".{folder.name}.unfinished")
@@ -56,7 +56,7 @@ def atomic_folder(
 
 
 def put_in_place(unfinished: Path, folder: Path) -> None:
-    """Rename a folder once all of it is on disk; an existing `folder` is replaced. Raises `OSError`."""
+    """Rename `unfinished` to `folder` once it is all on disk; an existing `folder` is replaced. Raises `OSError`."""
     fsync_tree(unfinished)
     _put_in_place(unfinished, folder)
 
@@ -67,14 +67,14 @@ def former_folder(folder: Path) -> Path:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Wait until a folder is on disk with every file and folder in it."""
+    """Wait until a folder and everything in it are on disk."""
     for path in folder.rglob("*"):
         fsync_path(path)
     fsync_path(folder)
 
 
 def fsync_path(path: Path) -> None:
-    """Wait until a file is on disk, or the names in a folder, but not its files."""
+    """Wait until a file is on disk, or for a folder, until the names in it are, but not their files."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -9,15 +9,14 @@ from typing import Final
 import rollq
 
 INHERITED: Final = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH")
-"""The environment variables of a worker that user-named programs get; none is a secret of rollq."""
+"""The worker's environment variables that user-named programs inherit; none is a secret of rollq."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def bare_python(module: str, *arguments: object) -> list[str]:
-    """The command that runs a module of rollq that imports only the standard library; no other packages are
-    searched."""
+    """The command that runs a rollq module that imports only the standard library; no other packages are searched."""
     paths = [os.path.dirname(folder) for folder in rollq.__path__]
     run = f"import runpy, sys; sys.path += {paths!r}; runpy.run_module(sys.argv.pop(1), None, '__main__', True)"
     return [sys.executable, "-I", "-S", "-c", run, module, *map(str, arguments)]

@@ -1,4 +1,4 @@
-"""Ends tasks of asyncio."""
+"""Ends asyncio tasks."""
 
 import asyncio
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
 """JSON whose integers keep all of their digits. Pure.
 
-orjson reads an integer of more than 64 bits as a float, and refuses to write one. Everything else is as in orjson,
-except the nesting: orjson reads 1,024 levels and writes 254, so values nested deeper than `MOST_LEVELS` are refused
-when read.
+orjson reads an integer of more than 64 bits as a float, and refuses to write one. Everything else works as in orjson,
+except nesting: orjson reads 1,024 levels and writes 254, so values nested deeper than `MOST_LEVELS` are refused when
+read.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any, Final, Never
 import orjson
 
 MOST_LEVELS: Final = 254
-"""The deepest nesting that orjson writes, so that everything that can be read can be written."""
+"""The deepest nesting that orjson writes, so that every value that can be read can be written."""
 _ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
 _LONG: Final = b"0" * 19
 """Digits of the shortest integer that 64 bits do not hold, as `_ZEROS` makes them."""
@@ -25,8 +25,8 @@ _BITS: Final = range(-(1 << 63), 1 << 64)
 
 
 def loads(text: bytes | memoryview | str) -> Any:
-    """The value of a JSON text. Raises `ValueError` for an invalid text, for nesting deeper than `MOST_LEVELS`, and for
-    an integer of more than 4,300 digits, the most that Python reads."""
+    """Parse a JSON text. Raises `ValueError` for an invalid text, for nesting deeper than `MOST_LEVELS`, and for an
+    integer of more than 4,300 digits, the most that Python reads."""
     data = text.encode(errors="replace") if isinstance(text, str) else bytes(text)
     if _LONG not in data.translate(_ZEROS):
         return _not_too_deep(data, orjson.loads(text))
@@ -39,8 +39,8 @@ def loads(text: bytes | memoryview | str) -> Any:
 
 
 def loads_as_written(text: bytes | memoryview | str) -> Any:
-    """Like `loads`, but a number with a fraction or an exponent that a float cannot hold exactly becomes a string, as
-    written. Used for content that people write, such as the answers of rows."""
+    """Like `loads`, but a number with a fraction or an exponent that a float cannot hold exactly becomes a string with
+    the original spelling. Used for content that people write, such as answers in rows."""
     data = text.encode(errors="replace") if isinstance(text, str) else bytes(text)
     if not _MAY_LOSE_DIGITS.search(data):
         return _not_too_deep(data, orjson.loads(text))
@@ -56,7 +56,7 @@ def loads_as_written(text: bytes | memoryview | str) -> Any:
 
 
 def _not_too_deep(data: bytes, value: Any) -> Any:
-    """The value of `data`. Raises `ValueError` if it is nested too deeply to be checked or written."""
+    """Return `value`, parsed from `data`. Raises `ValueError` if it is nested too deeply to be checked or written."""
     if data.count(b"[") + data.count(b"{") <= MOST_LEVELS:
         return value
     level = _nested([value])
@@ -76,7 +76,7 @@ def _too_deep() -> ValueError:
 
 
 def number_as_written(written: str) -> float | str:
-    """A number with a fraction or an exponent: as a float if the float has all its digits, else as a string.
+    """Convert a number with a fraction or an exponent to a float if the float keeps all digits, else to a string.
 
     >>> [number_as_written(text) for text in ("1.10", "0.10000000000000001", "3.14159265358979323846", "1e400")]
     [1.1, 0.1, '3.14159265358979323846', '1e400']
@@ -92,12 +92,12 @@ def number_as_written(written: str) -> float | str:
 
 
 def _digits(written: str) -> str:
-    """The digits of a number without zeros on both ends and without its exponent."""
+    """A number's digits, without zeros on either end and without the exponent."""
     return re.split("[eE]", written)[0].replace(".", "").lstrip("-").strip("0")
 
 
 def dumps(value: Any, default: Callable[[Any], Any] | None = None, option: int = 0) -> bytes:
-    """A value as JSON, as orjson writes it. Raises `TypeError` for values that JSON lacks."""
+    """Encode a value as JSON, as orjson does. Raises `TypeError` for values that JSON lacks."""
     try:
         return orjson.dumps(value, default, option)
     except TypeError:

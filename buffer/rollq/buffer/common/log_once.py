@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass, field
 
 MAX_KEYS = 100
-"""The most different failures that one part logs. Further failures are recorded only where they happened, for example
+"""The most distinct failures that one part logs. Further failures are recorded only where they happened, for example
 with a sample."""
 
 
@@ -19,7 +19,7 @@ class LogOnce:
     _logged: set[object] = field(default_factory=set)
 
     def warning(self, key: object, message: str, *args: object, exc_info: bool | BaseException | None = None) -> None:
-        """Log a warning, unless one with this `key` or `MAX_KEYS` others have been logged."""
+        """Log a warning, unless a warning with this `key`, or `MAX_KEYS` others, have been logged."""
         if key in self._logged or len(self._logged) >= MAX_KEYS:
             return
         self._logged.add(key)

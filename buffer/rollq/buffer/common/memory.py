@@ -12,15 +12,15 @@ _V1: Final = ("sys/fs/cgroup/memory", "memory.limit_in_bytes")
 
 
 def usable_memory(root: Path = Path("/")) -> int:
-    """Bytes of the machine's memory, or the lowest limit of this process's control groups if that is less. `root` is
-    the folder with `/proc` and `/sys`.
+    """Bytes of the machine's memory, or this process's lowest control group limit if that is less. `root` is the folder
+    with `/proc` and `/sys`.
     """
     return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_limits(root)])
 
 
 def _limits(root: Path) -> Iterator[int]:
-    """The limits of a control group and its ancestors, of both versions. In a container without access to the path, the
-    outermost group is the container's."""
+    """The limits of this process's control group and its ancestors, in both versions. In a container without access to
+    the path, the outermost group is the container's group."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):

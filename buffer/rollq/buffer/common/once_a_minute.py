@@ -1,4 +1,4 @@
-"""Events that anyone can cause are logged once a minute, with a count."""
+"""Logs events that anyone can cause once a minute, with a count."""
 
 from collections.abc import Callable
 from time import monotonic
@@ -8,7 +8,7 @@ PERIOD_S: Final = 60.0
 
 
 class OnceAMinute:
-    """Counts events, and says which events to log: the first, and then one every `PERIOD_S`."""
+    """Counts events, and decides which events to log: the first, and then one every `PERIOD_S`."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock

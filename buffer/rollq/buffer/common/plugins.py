@@ -9,9 +9,10 @@ from rollq.buffer.errors import ConfigError
 
 
 def load_plugin(kind: str, name: str, builtins: Mapping[str, Any]) -> Any:
-    """The built-in called `name`, or the object at the dotted path `package.module.attribute`.
+    """Return the built-in called `name`, or the object at the dotted path `package.module.attribute`.
 
-    Raises `ConfigError` naming `kind` ("judge", "agent loop") if it does not exist, or its module cannot be imported.
+    Raises `ConfigError` naming `kind` ("judge", "agent loop") if the object does not exist or its module cannot be
+    imported.
     """
     if name in builtins:
         return builtins[name]
@@ -36,7 +37,7 @@ def _imported(what: str, module_name: str, attribute: str) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Why a module cannot be imported. If it raises an error, the place of that error."""
+    """Why a module cannot be imported, with the location of an error that the module itself raises."""
     match error:
         case ImportError():
             return str(error)

@@ -10,8 +10,8 @@ T = TypeVar("T")
 def portions(
     items: Iterable[T], size: Callable[[T], float], most: float, *, most_items: float = inf
 ) -> Iterator[list[T]]:
-    """The items in portions, in order. The sizes of a portion's items add up to at most `most`; a larger item gets its
-    own portion."""
+    """Yield the items in portions, in order. A portion's item sizes add up to at most `most`; a larger item gets a
+    separate portion."""
     portion: list[T] = []
     taken = 0.0
     for item in items:
@@ -26,5 +26,5 @@ def portions(
 
 
 def slices(items: Sequence[T], most_items: int) -> Iterator[Sequence[T]]:
-    """The items in slices of `most_items`, in order; the last slice may be shorter."""
+    """Yield the items in slices of `most_items`, in order; the last slice may be shorter."""
     return (items[start : start + most_items] for start in range(0, len(items), most_items))

@@ -1,4 +1,4 @@
-"""Free TCP ports of this machine."""
+"""Finds free TCP ports on this machine."""
 
 import random
 import socket
@@ -11,7 +11,7 @@ PORTS = range(20_000, 32_768)
 
 
 def free_port(bind: str) -> int:
-    """A port that is free at this moment. Another process may take it, so the caller must be ready to try again."""
+    """Return a port that is free now. Another process may take it, so the caller must be ready to try again."""
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     for port in random.sample(PORTS, k=200):
         with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Collection
 
 _START, _END = 50 - 3, 51 - 3
-"""Places of `env_start` and `env_end` in /proc/PID/stat, counted from the state; see proc_pid_stat(5)."""
+"""Indices of `env_start` and `env_end` in /proc/PID/stat, counted from the state; see proc_pid_stat(5)."""
 
 
 def hide_environment(shown: Collection[str]) -> None:
-    """On Linux, remove all variables except `shown` from /proc/PID/environ. This process and its children keep them:
-    they are copied to other memory, which only a debugger can read."""
+    """On Linux, remove all variables except `shown` from /proc/PID/environ. This process and its children keep the
+    variables, copied to other memory that only a debugger can read."""
     if sys.platform != "linux":
         return
     os.environb.update(dict(os.environb))  # into memory of the C library

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def remove_folder(folder: Path | str) -> None:
-    """Remove a folder with everything in it, as far as this user may. Nothing in it may still be running.
+    """Remove a folder and its contents, as far as this user may. No program in the folder may still be running.
 
     Deep folders are moved to the top before they are emptied, so that calls do not nest and paths stay short.
     """

@@ -20,8 +20,8 @@ RETRIES, RETRY_S = 4, 60.0
 
 
 def open_bucket(url: str, timeouts: "ClientConfig", *, what: str, retries: int = RETRIES) -> "S3Store":
-    """The objects at `s3://bucket/prefix`. `what` names them in messages. `retries`, by default `RETRIES`, says how
-    failing requests are retried. Sends nothing to the store. Raises `ConfigError` for any other URL, for a wrong
+    """Return the objects at `s3://bucket/prefix`. `what` names them in messages. `retries`, by default `RETRIES`, says
+    how to retry failing requests. Sends nothing to the store. Raises `ConfigError` for any other URL, for a wrong
     endpoint, or without obstore.
     """
     if (found := URL.fullmatch(url)) is None:

@@ -1,4 +1,4 @@
-"""The contracts of code that users write: which functions rollq calls with which arguments. Checks them at start.
+"""The contracts for user code: which functions rollq calls, and with which arguments. Checked at start.
 
 `CONTRACTS` lists them all; docs/guide/user-code.md shows the list, and a test compares the two.
 """
@@ -23,7 +23,7 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function that rollq calls with `parameters` by position and `keywords` by name. If it is `optional`, it may be
+    """A function that rollq calls with `parameters` by position and `keywords` by name. An `optional` function may be
     absent."""
 
     name: str
@@ -52,7 +52,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """The functions and flags of the object that `setting` names: a function, or an object with methods."""
+    """The functions and flags that the object named by `setting` must have: a function, or an object with methods."""
 
     setting: str
     functions: tuple[Function, ...]
@@ -142,9 +142,9 @@ CONTRACTS: Final[Mapping[str, Contract]] = {
 
 
 def check_function(function: Any, contract: Contract, path: str = "") -> None:
-    """Raise `ConfigError` unless `function` can be called as the contract says.
+    """Raise `ConfigError` unless `function` can be called according to the contract.
 
-    `path` is its dotted path in the setting, '' if it was passed as an argument.
+    `path` is the function's dotted path in the setting, '' if the function was passed as an argument.
     """
     (needed,) = contract.functions
     if inspect.isclass(function):
@@ -173,7 +173,7 @@ def _check_flags(made: Any, flags: Iterable[Flag], name: str) -> None:
 
 
 def _has(made: Any, needed: Flag | Function) -> bool:
-    """Whether an object has what a contract needs, or may leave it out."""
+    """Whether an object has the flag or function that a contract needs, or may lack it."""
     if isinstance(needed, Flag):
         return needed.default is not None or hasattr(made, needed.name)
     return needed.optional or callable(getattr(made, needed.name, None))
@@ -181,7 +181,7 @@ def _has(made: Any, needed: Flag | Function) -> bool:
 
 @contextmanager
 def inside(table: str) -> Iterator[None]:
-    """Prefix the `ConfigError`s of the block with the table of `rollq.toml` that has their settings."""
+    """Prefix `ConfigError`s raised in the block with the `rollq.toml` table that has the settings."""
     try:
         yield
     except ConfigError as error:
@@ -212,7 +212,7 @@ def _check(function: Callable[..., Any], needed: Function, where: str, name: str
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    """Whether a call returns a coroutine, for a function, a decorated function, or an object with `__call__`."""
+    """Whether calling a function, a decorated function, or an object with `__call__` returns a coroutine."""
     candidates = (function, inspect.unwrap(function), getattr(function, "__call__", None))  # noqa: B004
     return any(map(inspect.iscoroutinefunction, candidates))
 

@@ -1,4 +1,4 @@
-"""Whole numbers in external texts. Pure."""
+"""Parses whole numbers in external texts. Pure."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ MOST_DIGITS: Final = 15
 
 
 def whole_number(text: str) -> int | None:
-    """The number that a text writes in decimal digits; None for any other text, and for more than `MOST_DIGITS`.
+    """Parse a number written in decimal digits; returns None for any other text and for more than `MOST_DIGITS`.
 
     >>> [whole_number(text) for text in ("12", "-1", "", "²", "9" * 5000)]
     [12, None, None, None, None]

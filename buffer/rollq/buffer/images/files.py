@@ -1,4 +1,4 @@
-"""Image files: the supported formats, and their pixels. Needs Pillow."""
+"""Reads image files in the supported formats. Needs Pillow."""
 
 import io
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from rollq.buffer.errors import ImageError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-"""Supported formats; only the first picture of an animation is read."""
+"""Supported formats; only an animation's first picture is read."""
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
-"""Modes of PIL with at most 8 bits per channel: PIL clips the others."""
+"""PIL modes with at most 8 bits per channel: PIL clips other modes."""
 MOST_PIXELS = 1 << 26
 
 
 def open_image(data: bytes) -> Any:
-    """The PIL image in a file, in RGB, rotated as its camera recorded, with transparency on white.
+    """Return a file's PIL image in RGB, rotated as its camera recorded, with transparency on white.
 
     Raises `ImageError` if the file is not an image or has more than `MOST_PIXELS`.
     """

@@ -1,8 +1,8 @@
-"""A model's image processor: the tokens of images in a prompt, and the tensors that the network reads. Needs
-transformers, torch and Pillow.
+"""A model's image processor: makes a prompt's image tokens, and the tensors that the network reads. Needs transformers,
+torch and Pillow.
 
-The ids of a text hold one placeholder per image until `PlacedImages.expand` replaces it with the image's tokens. Worker
-and trainer use the same folder and options, so the network gets the same tensors in both.
+A text's ids hold one placeholder per image until `PlacedImages.expand` replaces it with the image's tokens. Worker and
+trainer use the same folder and options, so the network gets the same tensors in both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _TEXT = ("input_ids", "attention_mask", *_TOKEN_TYPES)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Images:
-    """The image files of one prompt, in order, and the arguments of the image processor for them."""
+    """One prompt's image files, in order, and the image processor's arguments for them."""
 
     files: tuple[bytes, ...]
     options: Mapping[str, Any]
@@ -36,10 +36,10 @@ class Images:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedImages:
-    """Images, and the tokens of each in a prompt.
+    """Images, and each image's tokens in a prompt.
 
-    A prompt's text has `placeholder`, with the id `placeholder_id`, once per image. Tokens in `reserved` mean an image
-    and must not occur in responses. `processor` names the class of the image processor.
+    A prompt's text has `placeholder`, with the id `placeholder_id`, once per image. Tokens in `reserved` represent
+    images and must not occur in responses. `processor` names the image processor's class.
     """
 
     images: Images
@@ -50,7 +50,7 @@ class PlacedImages:
     processor: str
 
     def expand(self, ids: Sequence[int]) -> list[int]:
-        """The ids with each placeholder replaced by the tokens of its image.
+        """The ids with each placeholder replaced by its image's tokens.
 
         Raises `ImageError` unless there is one placeholder for each image.
         """
@@ -63,9 +63,9 @@ class PlacedImages:
         return [one for token in ids for one in (next(tokens) if token == self.placeholder_id else (token,))]
 
     def collapse(self, ids: Sequence[int]) -> list[int]:
-        """The ids before `expand`, for an engine that expands them itself.
+        """Undo `expand`, for an engine that expands ids itself.
 
-        Raises `ImageError` unless they hold each image once, in order, and no other image tokens.
+        Raises `ImageError` unless the ids hold each image once, in order, and no other image tokens.
         """
         ids = list(ids)
         collapsed: list[int] = []
@@ -89,7 +89,7 @@ def has_images(folder: Path) -> bool:
 
 
 def model_class(folder: Path) -> Any:
-    """The class of transformers that loads the model in `folder`, with the part that reads images if it has one.
+    """The transformers class that loads the model in `folder`, including any part that reads images.
 
     Raises `OSError` and `ValueError` if there is no model.
     """
@@ -107,7 +107,7 @@ class ImageProcessor:
     """The processor that `save_pretrained` wrote into a model's folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `ConfigError` if the folder has no image processor, or it cannot be loaded."""
+        """Raises `ConfigError` if the folder has no image processor, or the processor cannot be loaded."""
         if not has_images(folder):
             raise ConfigError(f"prompts have images, but {str(folder)!r} has no {PROCESSOR_FILES[0]}")
         try:
@@ -115,7 +115,7 @@ class ImageProcessor:
 
             self._processor: Any = AutoProcessor.from_pretrained(folder, local_files_only=True)
             images = self._processor.image_processor
-            # Some models mark the place of an image with a token that is not one of the image's own.
+            # Some models mark an image's position with a token that is not one of the image's own.
             self._placeholder = str(getattr(self._processor, "boi_token", None) or self._processor.image_token)
             self._placeholder_id = int(self._processor.tokenizer.convert_tokens_to_ids(self._placeholder))
             self.image_token_id = int(self._processor.image_token_id)
@@ -123,14 +123,13 @@ class ImageProcessor:
         except (OSError, ValueError, ImportError, AttributeError, TypeError) as error:
             raise ConfigError(f"the image processor in {str(folder)!r} cannot be used: {error}") from error
         self.name = type(images).__name__
-        """The class of the image processor; without torchvision, it is a different one with slightly different
-        pixels."""
+        """The image processor's class; without torchvision, a different class gives slightly different pixels."""
         self.reserved = frozenset({self._placeholder_id, self.image_token_id})
         """Tokens that represent an image."""
         self._options = frozenset(images.valid_kwargs.__annotations__) - {"device", "return_tensors"}
 
     def place(self, images: Images) -> PlacedImages:
-        """The tokens of images. Raises `ImageError` if a file is not an image or the options do not fit."""
+        """Determine the images' tokens. Raises `ImageError` if a file is not an image or the options do not fit."""
         if unknown := images.options.keys() - self._options:
             raise ImageError(f"image_options: {self.name} does not take {', '.join(sorted(unknown))}")
         tokens = [
@@ -140,9 +139,9 @@ class ImageProcessor:
         return PlacedImages(images, tokens_of_each, self._placeholder, self._placeholder_id, self.reserved, self.name)
 
     def inputs(self, input_ids: Any, rows: Sequence[Images]) -> dict[str, Any]:
-        """The model's inputs other than ids int64 [B, T]. `rows` are the images of the rows that have any, in order.
+        """The model's inputs other than ids int64 [B, T]. `rows` holds the images of each row that has any, in order.
 
-        Raises `ImageError` as `place` does.
+        Raises `ImageError` like `place`.
         """
         processed = [self._process(self._placeholder * len(row.files), row.files, row.options) for row in rows]
         names = processed[0].keys()
@@ -161,7 +160,7 @@ class ImageProcessor:
 
 
 def _stack(tensors: Sequence[Any]) -> Any:
-    """Tensors of rows, one after another; each dimension but the first is padded with zeros to the largest."""
+    """Concatenate the rows' tensors; each dimension but the first is zero-padded to the largest."""
     from torch import cat
     from torch.nn.functional import pad
 
@@ -174,8 +173,7 @@ def _stack(tensors: Sequence[Any]) -> Any:
 
 
 def _find(ids: list[int], wanted: list[int], start: int) -> int:
-    """The index at which `wanted` first occurs in `ids`, at or after `start`. Raises `ImageError` if it does not
-    occur."""
+    """The index of the first `wanted` in `ids`, at or after `start`. Raises `ImageError` if there is none."""
     with suppress(ValueError):
         while True:
             start = ids.index(wanted[0], start)

@@ -1,1 +1,1 @@
-"""Limits for servers that strangers can reach: how many connections, from whom, and for how long."""
+"""Limits connections to servers that strangers can reach: how many, from whom, and for how long."""

@@ -1,8 +1,8 @@
-"""The connections of a server: how many an address or a token may have, for how long, and which connection to close for
+"""A server's connections: how many an address or a token may have, for how long, and which connection to close for
 another.
 
-Invariant: a connection with a valid token is closed for another only while its token has more than `most_of_token`.
-Connections without a token are closed for each other, first from the address with the most.
+Invariant: a connection with a valid token is closed for another only while its token has more than `most_of_token`
+connections. Connections without a token are closed for each other, first from the address with the most connections.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 
 
 class State(IntEnum):
-    """States of a connection, in the order in which connections are closed to make room."""
+    """A connection's states, in the order in which connections are closed to make room."""
 
     WAITING = 0
-    """It has not sent a complete request."""
+    """The client has not sent a complete request."""
     STREAMING = 1
-    """It gets an endless answer."""
+    """The client gets an endless answer."""
     ANSWERING = 2
 
 
@@ -37,7 +37,7 @@ KNOWN_S: Final = {State.WAITING: 90.0, State.STREAMING: math.inf, State.ANSWERIN
 
 
 class Party(NamedTuple):
-    """The owner of a connection: a token, or an address."""
+    """A connection's owner: a token or an address."""
 
     name: Hashable
     has_token: bool
@@ -55,13 +55,13 @@ class Connection:
     transport: asyncio.Transport | None = None
 
     def close(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
         self.is_closed = True
         if self.transport is not None:
             self.transport.abort()
 
     def opened(self, transport: asyncio.Transport) -> None:
-        """Set its transport, which arrives after it was admitted."""
+        """Set the transport, which arrives after the connection was admitted."""
         self.transport = transport
         if self.is_closed:
             transport.abort()
@@ -85,7 +85,7 @@ class Connections:
         return self._count
 
     def admit(self, address: str) -> Connection | None:
-        """Admit a new connection from an address, closing another if needed; None if it is refused."""
+        """Admit a new connection from an address, closing another if needed; returns None to refuse it."""
         party = Party(address, has_token=False)
         if len(self._parties.get(party, ())) >= self.limits.most_of_address:
             self._evict(party)
@@ -116,7 +116,7 @@ class Connections:
             self._add(connection)
 
     def enter(self, connection: Connection, state: State) -> None:
-        """Record the new state of a connection."""
+        """Record a connection's new state."""
         connection.state, connection.since_s = state, self.clock()
 
     def close_late(self) -> None:
@@ -157,24 +157,24 @@ class Connections:
 
 
 def most_crowded(held: dict[Party, int], limits: ConnectionLimits) -> Party | None:
-    """The party that makes room: the address with the most connections, or, without addresses, the token with the most,
-    if it has more than `most_of_token`; else None. Pure."""
+    """The party that must make room: the address with the most connections, or, without addresses, the token with the
+    most connections if it has more than `most_of_token`; else None. Pure."""
     strangers = [party for party in held if not party.has_token]
     crowded = strangers or [party for party, count in held.items() if count > limits.most_of_token]
     return max(crowded, key=held.__getitem__, default=None)
 
 
 _current: ContextVar[tuple[Connections, Connection] | None] = ContextVar("current connection", default=None)
-"""The connection of the current request."""
+"""The current request's connection."""
 
 
 def enter_connection(connections: Connections, connection: Connection) -> None:
-    """Make a connection the current connection of this context."""
+    """Make a connection this context's current connection."""
     _current.set((connections, connection))
 
 
 def note(state: State) -> None:
-    """Record the new state of the current connection."""
+    """Record the current connection's new state."""
     if (current := _current.get()) is not None:
         connections, connection = current
         connections.enter(connection, state)

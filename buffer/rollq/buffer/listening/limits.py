@@ -1,4 +1,4 @@
-"""How many connections a server accepts, as a share of the files that its process may open."""
+"""Limits a server's connections to a share of the files that its process may open."""
 
 import ipaddress
 import resource
@@ -12,8 +12,8 @@ MOST_OF_TOKEN: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """The most connections: in total, from one address without a token, and with one token before other tokens take
-    precedence."""
+    """The most connections: in total, from one address without a token, and with one token before connections with
+    other tokens take precedence."""
 
     most: int
     most_of_address: int
@@ -21,19 +21,19 @@ class ConnectionLimits:
 
 
 def limits_for(open_files: int) -> ConnectionLimits:
-    """The limits of a process that may open `open_files` files: half are reserved for it. Pure."""
+    """The limits for a process that may open `open_files` files and reserves half of them. Pure."""
     most = max(8, min(open_files // 2, MOST_CONNECTIONS))
     return ConnectionLimits(most, min(most // 4, MOST_OF_ADDRESS), min(most // 4, MOST_OF_TOKEN))
 
 
 def limits_here() -> ConnectionLimits:
-    """The limits of this process."""
+    """The limits for this process."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limits_for(2 * MOST_CONNECTIONS if files == resource.RLIM_INFINITY else files)
 
 
 def address_of(peer: Any) -> str:
-    """The owner of a connection: the IPv4 address, or the /64 network of an IPv6 address, which one host owns. Pure.
+    """A connection's owner: the IPv4 address, or an IPv6 address's /64 network, which one host owns. Pure.
 
     `peer` is the peer's address, as `socket.accept` returns it.
     """

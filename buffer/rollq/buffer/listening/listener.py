@@ -37,7 +37,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Listener:
-    """Passes the connections of a socket to protocols until it is closed. Use it in one event loop."""
+    """Passes a socket's connections to protocols until it is closed. Use each listener in one event loop."""
 
     def __init__(
         self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], connections: Connections
@@ -54,7 +54,7 @@ class Listener:
         self._sweep()
 
     async def close(self) -> None:
-        """Stop accepting, and close the socket; connections stay open."""
+        """Stop accepting connections and close the socket; accepted connections stay open."""
         asyncio.get_running_loop().remove_reader(self._socket)
         for timer in self._timers.values():
             timer.cancel()
@@ -84,7 +84,7 @@ class Listener:
                 self._open(accepted, connection)
 
     def _pause(self, error: OSError) -> None:
-        """Leave connections to the kernel for a moment: accepting fails for lack of files or memory."""
+        """Leave connections to the kernel for a moment, since accepting fails for lack of files or memory."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._socket)
         self._timers["accept"] = loop.call_later(RETRY_S, self._accept_again)

@@ -1,7 +1,7 @@
 """Brings written files to disk within a second, as the server does with its append-only file (`appendfsync everysec`).
 
-A power cut may lose the files of the last second, as it may lose the server's last second of writes. A process that
-ends syncs its files first. One that is killed loses nothing, but its files of the last second reach the disk only when
+A power cut may lose files from the last second, just as it may lose the server's last second of writes. A process that
+ends syncs its files first. A killed process loses nothing, but its files from the last second reach the disk only when
 the operating system writes them.
 """
 
@@ -36,7 +36,7 @@ class BackgroundSync:
         self._thread = threading.Thread(target=self._run, name="payload-sync", daemon=True)
 
     def add(self, path: str) -> None:
-        """Sync a file that was written: at once after `close`."""
+        """Sync a written file soon, or at once after `close`."""
         if self._process != os.getpid():  # a fork has no thread, and nothing may free its lock
             self._begin()
         with self._changed:
@@ -51,7 +51,7 @@ class BackgroundSync:
         self._sync({path})
 
     def close(self) -> None:
-        """Sync what was added, and stop."""
+        """Sync the added files, and stop."""
         if self._process != os.getpid():  # its parent does
             return
         with self._changed:
@@ -73,7 +73,7 @@ class BackgroundSync:
                 self._changed.wait_for(lambda: self._closed, max(0.0, SYNC_EVERY_S - time.monotonic() + began_s))
 
     def _sync(self, files: set[str]) -> None:
-        """Sync files, then the folders with their names. A file that was removed since needs no sync."""
+        """Sync files, then the folders with their names. Files removed since then need no sync."""
         paths = sorted(map(Path, files))
         for path in [*paths, *sorted(self._folders_of(paths), reverse=True)]:
             try:
@@ -83,5 +83,5 @@ class BackgroundSync:
                 _log_once.warning(str(self._root), "%s: a payload may not be on disk: %s", path, error)
 
     def _folders_of(self, files: Iterable[Path]) -> set[Path]:
-        """The folders that name the files, and all folders above them, new ones if a run was deleted."""
+        """The folders that name the files, and all folders above them, which are new if a run was deleted."""
         return {folder for path in files for folder in path.parents if folder.is_relative_to(self._root)}

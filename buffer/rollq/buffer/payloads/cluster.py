@@ -1,4 +1,4 @@
-"""Payloads on the cluster that has the buffer: each in a slot of its group, so that they spread over the primaries."""
+"""Payloads on the buffer's cluster: each is in its group's slot, so that payloads spread over the primaries."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,18 +16,18 @@ PLACE = "cluster"
 KEYS_PER_PAGE = 1000
 NOTICE_S = 1.0
 """Long enough, in seconds, for a primary that was down to learn that it was replaced. Until then, it lacks the writes
-of that time."""
+made while it was down."""
 
 
 class ClusterPayloads:
-    """A `PayloadStore`. When a block of `writing` ends, the payloads that it stored are on a replica too."""
+    """A `PayloadStore`. When a `writing` block ends, the payloads that it stored are on a replica too."""
 
     def __init__(self, run: RunStore) -> None:
         self._run = run
 
     @contextmanager
     def writing(self) -> Iterator[Write]:
-        """Store payloads in one round trip. A server whose memory is full refuses them: `ServerRefused`."""
+        """Store payloads in one round trip. Raises `ServerRefused` if a server's memory is full."""
         commands: list[Command] = []
 
         def write(name: PayloadName, payload: bytes | Pieces) -> None:
@@ -62,7 +62,7 @@ class ClusterPayloads:
         return found
 
     def _ask_again(self, command: str, names: Sequence[PayloadName], gone: Sequence[int]) -> Iterator[tuple[int, Any]]:
-        """The replies for payloads that seem to be gone, once every node knows which nodes are primaries."""
+        """Yield the replies for payloads that seem to be gone, once every node knows which nodes are primaries."""
         if gone:
             self._run.closed.wait(NOTICE_S)
         return zip(gone, self._run.send_all([(command, self._key(names[index])) for index in gone]), strict=True)
@@ -72,7 +72,7 @@ class ClusterPayloads:
         self._run.send_all([("UNLINK", self._key(name)) for name in names])
 
     def pages(self) -> Iterator[list[PayloadName]]:
-        """All payloads of the run, in pages of about `KEYS_PER_PAGE` keys of any kind."""
+        """All the run's payloads, in pages of about `KEYS_PER_PAGE` keys of any kind."""
         pattern = f"rollq:{{{self._run.run}:*}}:payload:*"
         for client in self._run.servers.primaries():
             cursor = -1

@@ -1,4 +1,4 @@
-"""Objects in a folder, as plain files, and in a bucket. `ObjectPayloads` keeps payloads in them.
+"""Objects in a folder, as plain files, or in a bucket. `ObjectPayloads` keeps payloads in these.
 
 Both raise `FileNotFoundError` for a missing object, and the errors that `explain` knows.
 """
@@ -32,8 +32,8 @@ AWAY = Trouble(ServerUnavailable, "check that it answers and has room", answered
 
 
 Fsync = Literal["no", "always", "everysec"]
-"""When a file is on disk: when the operating system chooses, when `put` returns, or at most a second later. These are
-the names that a server has for its append-only file."""
+"""When a file is on disk: when the operating system chooses, when `put` returns, or at most a second later. A server
+uses the same names for its append-only file."""
 
 
 class NotMounted(OSError):
@@ -55,34 +55,34 @@ class Objects(Protocol):
         """A value as a file."""
 
     def size_bytes(self, name: str) -> int:
-        """The size of a value."""
+        """A value's size."""
 
     def remove(self, name: str) -> None:
         """Remove a value."""
 
     def pages(self, folder: str, *, tidy: bool = True) -> Iterator[list[str]]:
-        """The names in `folder/`, in pages, without that prefix; with `tidy`, abandoned files are removed."""
+        """Yield the names in `folder/`, in pages, without that prefix; with `tidy`, remove abandoned files."""
 
     def remove_folder(self, folder: str) -> None:
         """Remove all values whose names begin with `folder/`."""
 
     def check_mounted(self, marker: str) -> None:
-        """Raise a failure if the store is unavailable but looks empty; `marker` names a value that always exists."""
+        """Raise `failure` if the store is unavailable but looks empty; `marker` names a value that always exists."""
 
     def explain(self, error: Exception) -> Trouble | None:
-        """The meaning of a failure; None for a missing object."""
+        """A failure's meaning; None for a missing object."""
 
     def close(self) -> None:
         """End all background work."""
 
 
 class Folder:
-    """`Objects` in a folder of a file system."""
+    """`Objects` in a file system's folder."""
 
     failure: type[Exception] = OSError
 
     def __init__(self, path: str, setting: str = "payloads.url", *, fsync: Fsync = "no") -> None:
-        """Raises `ConfigError`, naming the `setting`, unless it is the absolute path of an existing folder."""
+        """Raises `ConfigError`, naming the `setting`, unless `path` is the absolute path of an existing folder."""
         if not Path(path).is_absolute():
             raise ConfigError(f"{setting} = {path!r}: is neither s3://bucket/prefix nor the absolute path of a folder")
         if not Path(path).is_dir():
@@ -95,7 +95,7 @@ class Folder:
         self._on_disk = set[Path]()  # folders below it whose names are on disk
 
     def put(self, name: str, value: bytes | Pieces) -> None:
-        """Write a file beside its place, and then rename it."""
+        """Write a file under a temporary name beside its path, then rename it."""
         path = os.fspath(self._at(name))
         folder, _, leaf = path.rpartition("/")
         unfinished = f"{folder}/{UNFINISHED}{leaf}.{secrets.token_hex(4)}"
@@ -128,7 +128,7 @@ class Folder:
             self._on_disk.add(folder)
 
     def close(self) -> None:
-        """Bring to disk the files that are not there yet."""
+        """Sync the files that are not yet on disk."""
         if self._sync:
             self._sync.close()
 
@@ -141,7 +141,7 @@ class Folder:
         return self._at(name).open("rb")
 
     def size_bytes(self, name: str) -> int:
-        """The size of a file."""
+        """A file's size."""
         return self._at(name).stat().st_size
 
     def remove(self, name: str) -> None:
@@ -149,7 +149,7 @@ class Folder:
         self._at(name).unlink()
 
     def pages(self, folder: str, *, tidy: bool = True) -> Iterator[list[str]]:
-        """The names of all files; with `tidy`, removes unfinished files of dead processes."""
+        """Yield the names of all files; with `tidy`, remove dead processes' unfinished files."""
         root = self._at(folder) if folder else self._path
         files = (Path(at, name) for at, _, names in os.walk(root) for name in names)
         while page := list(islice(files, FILES_PER_PAGE)):
@@ -159,7 +159,7 @@ class Folder:
             yield [str(path.relative_to(root)) for path in page if not path.name.startswith(UNFINISHED)]
 
     def remove_folder(self, folder: str) -> None:
-        """Remove the folder, and its parent if that is then empty."""
+        """Remove the folder, and its parent if the parent is then empty."""
         with suppress(FileNotFoundError):
             shutil.rmtree(self._at(folder))
         with suppress(OSError):
@@ -173,13 +173,13 @@ class Folder:
             raise NotMounted("it has lost everything of this run; perhaps its file system is not mounted") from None
 
     def _at(self, name: str) -> Path:
-        """The path of a name, which may come from Redis. Raises `ServerRefused` for a name that leads elsewhere."""
+        """The path for a name, which may come from Redis. Raises `ServerRefused` for a name that leads elsewhere."""
         if not set(name.split("/")).isdisjoint({"", ".", ".."}) or "\0" in name:
             raise ServerRefused(f"{name!r:.200} is not the name of a file below {str(self._path)!r}")
         return self._path / name
 
     def explain(self, error: Exception) -> Trouble | None:
-        """The meaning of an `OSError`."""
+        """An `OSError`'s meaning."""
         if isinstance(error, FileNotFoundError):
             return None
         return NO_RIGHT if isinstance(error, PermissionError) else AWAY
@@ -189,8 +189,8 @@ class Bucket:
     """`Objects` in a bucket of an S3-compatible store. Needs `rollq[s3]`."""
 
     def __init__(self, url: str, what: str = "payloads") -> None:
-        """Raises `ConfigError` for another kind of URL, for a wrong endpoint, and without obstore; it names `what` the
-        bucket holds."""
+        """Raises `ConfigError` for another kind of URL, for a wrong endpoint, and without obstore; messages say `what`
+        the bucket holds."""
         self._store = open_bucket(url, {"timeout": "12h", "read_timeout": "20s"}, what=what, retries=0)
         from obstore.exceptions import BaseError
 
@@ -209,11 +209,11 @@ class Bucket:
         return memoryview(obstore.get(self._store, name).bytes())
 
     def open(self, name: str) -> BinaryIO:
-        """An object as a file, in memory."""
+        """Return an object as an in-memory file."""
         return BytesIO(self.get(name))
 
     def size_bytes(self, name: str) -> int:
-        """The size of an object."""
+        """An object's size."""
         import obstore
 
         return obstore.head(self._store, name)["size"]
@@ -225,7 +225,7 @@ class Bucket:
         obstore.delete(self._store, name)
 
     def pages(self, folder: str, *, tidy: bool = True) -> Iterator[list[str]]:
-        """The names of all objects. None is ever unfinished."""
+        """Yield the names of all objects. No object is ever unfinished."""
         import obstore
 
         for page in obstore.list(self._store, folder, chunk_size=FILES_PER_PAGE):
@@ -245,14 +245,14 @@ class Bucket:
         """Do nothing: an object is stored when `put` returns."""
 
     def explain(self, error: Exception) -> Trouble | None:
-        """The meaning of an obstore error. A missing object raises a different error."""
+        """An obstore error's meaning. A missing object raises a different error."""
         from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
         return NO_RIGHT if isinstance(error, PermissionDeniedError | UnauthenticatedError) else AWAY
 
 
 def open_objects(url: str, *, fsync: Fsync = "no") -> Objects:
-    """The objects at `s3://bucket/prefix`, or in a folder. Raises `ConfigError`."""
+    """Open the objects at `s3://bucket/prefix`, or in a folder. Raises `ConfigError`."""
     return Bucket(url) if url.startswith("s3:") else Folder(url, fsync=fsync)
 
 

@@ -1,12 +1,12 @@
-"""External payloads: large frames that are neither in their task's slot nor pass through its functions.
+"""External payloads: large frames that neither are in their task's slot nor pass through the task's functions.
 
 No transaction covers both such a payload and the group that names it, so every intermediate state is safe:
 
-- A worker writes the payload under a new name, which has the nonce of its lease, and then puts the group, which names
+- A worker writes the payload under a new name, which contains the lease's nonce, and then puts the group, which names
   the payload. The lease records that such a payload may exist.
 - The function that drops a payload from a group adds its name to the task's garbage. Any role removes the payload, and
-  then its name from the garbage. Both are safe to repeat, because names are never reused.
-- A worker that dies, or whose lease runs out, leaves payloads that no group has ever named. An audit finds them: see
+  then the name from the garbage. Both are safe to repeat, because names are never reused.
+- A worker that dies, or whose lease runs out, leaves payloads that no group ever named. An audit finds these: see
   `rollq.buffer.calls.payload_removal`.
 """
 
@@ -26,7 +26,7 @@ NAME = re.compile(r"([a-z]+):(\d+):([^:/-]+-[^:/-]+)")
 
 
 class PayloadName(NamedTuple):
-    """The name of a payload, which says which store has it, and which group it belongs to. `leaf` consists of the
+    """A payload's name, which says which store has the payload, and which group it belongs to. `leaf` consists of the
     lease's nonce and a suffix."""
 
     task: str
@@ -36,7 +36,7 @@ class PayloadName(NamedTuple):
 
     @classmethod
     def new(cls, task: str, place: str, group_id: int, nonce: str) -> Self:
-        """A name that was never used."""
+        """Make a name that was never used."""
         return cls(task, place, group_id, f"{nonce}-{secrets.token_hex(4)}")
 
     @classmethod
@@ -47,7 +47,7 @@ class PayloadName(NamedTuple):
 
     @property
     def encoded(self) -> str:
-        """Without the task."""
+        """The name without the task."""
         return f"{self.place}:{self.group_id}:{self.leaf}"
 
 
@@ -55,7 +55,7 @@ Write = Callable[[PayloadName, bytes | Pieces], None]
 
 
 class PayloadStore(Protocol):
-    """A store of payloads. Thread-safe. Every method waits for an unavailable store, and raises `ServerUnavailable` or
+    """A payload store. Thread-safe. Every method waits for an unavailable store, and raises `ServerUnavailable` or
     `ServerRefused` when waiting does not help. All methods are safe to repeat.
     """
 
@@ -63,14 +63,14 @@ class PayloadStore(Protocol):
         """Yield a function that stores a payload; all are stored when the block ends."""
 
     def read(self, names: Sequence[PayloadName], decode: Callable[[int, Frame | None], T]) -> list[T]:
-        """Return `decode(i, payload)` for each payload, with None in place of a payload that is gone. `decode` is
-        called as payloads arrive."""
+        """Return `decode(i, payload)` for each payload, with None in place of a payload that is gone. Calls `decode` as
+        payloads arrive."""
 
     def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
-        """The size of each payload; 0 if it is gone."""
+        """Each payload's size; 0 if the payload is gone."""
 
     def remove(self, names: Sequence[PayloadName]) -> None:
         """Remove payloads; missing ones are ignored."""
 
     def pages(self) -> Iterator[list[PayloadName]]:
-        """All payloads of the run, a page at a time. Payloads that come or go during the listing may be missed."""
+        """All the run's payloads, a page at a time. Payloads that come or go during the listing may be missed."""

@@ -1,7 +1,7 @@
 """Payloads in a folder that all roles share, or in an S3-compatible object store.
 
-An object is named `<run>/<incarnation>/<task>/<group>.<leaf>`. A marker beside the objects shows a role that the run
-was created with this folder or bucket. A folder without the marker has lost nothing: its file system is not mounted.
+An object is named `<run>/<incarnation>/<task>/<group>.<leaf>`. A marker beside the objects shows roles that the run was
+created with this folder or bucket. A folder without the marker has lost nothing: its file system is not mounted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ from rollq.buffer.wire.joined_frame import Pieces
 
 PLACE = "store"
 AT_ONCE = 8
-"""Payloads that are written or read concurrently."""
+"""The number of payloads that are written or read concurrently."""
 AT_ONCE_FROM = 4 << 20
 """The smallest payload for which a thread pays off on a local disk, in bytes."""
 MARKER = "this+run"
@@ -26,8 +26,8 @@ PROBE = b"rollq doctor"
 
 
 class ObjectPayloads:
-    """A `PayloadStore`. It is as durable as the file system or the object store. `folder()` returns the folder of the
-    run's objects; it is called on first use. `check_run()` raises `StoreLost` if the run was deleted.
+    """A `PayloadStore` that is as durable as the file system or the object store. `folder()`, called on first use,
+    returns the folder for the run's objects. `check_run()` raises `StoreLost` if the run was deleted.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ObjectPayloads:
     ) -> None:
         """Raises `ConfigError` unless the URL names an existing folder or a bucket.
 
-        With `of_server`, it is the folder of an embedded server, and is as durable as the server's append-only file.
+        With `of_server`, the URL names an embedded server's folder, which is as durable as its append-only file.
         """
         self._name = f"folder {url!r} of the embedded server" if of_server else f"payloads.url = {url!r}"
         self._folder = folder
@@ -53,7 +53,7 @@ class ObjectPayloads:
 
     @contextmanager
     def writing(self) -> Iterator[Write]:
-        """Store payloads, several at a time, while the block makes further payloads."""
+        """Store payloads, several at once, while the block makes further payloads."""
         futures: list[Future[None]] = []
 
         def write(name: PayloadName, payload: bytes | Pieces) -> None:
@@ -67,18 +67,18 @@ class ObjectPayloads:
             future.result()
 
     def read(self, names: Sequence[PayloadName], decode: Callable[[int, Frame | None], T]) -> list[T]:
-        """Read payloads, several at a time."""
+        """Read payloads, several at once."""
         read = list(map(self._begin_to_read, map(self._path, names)))
         return [decode(index, payload()) for index, payload in enumerate(read)]
 
     def _begin_to_read(self, path: str) -> Callable[[], Frame | None]:
-        """A function that returns the payload; None if it is gone."""
+        """Start a read; returns a function that returns the payload, or None if it is gone."""
         if self._at_once_from and (self._find(self._objects.size_bytes, path) or 0) < self._at_once_from:
             return partial(self._find, self._objects.get, path)
         return self._threads.submit(self._find, self._objects.get, path).result
 
     def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
-        """The size of each payload; 0 if it is gone."""
+        """Each payload's size; 0 if the payload is gone."""
         size_bytes = self._objects.size_bytes
         return list(self._threads.map(lambda name: self._find(size_bytes, self._path(name)) or 0, names))
 
@@ -87,17 +87,17 @@ class ObjectPayloads:
         list(self._threads.map(lambda name: self._remove(self._path(name)), names))
 
     def pages(self) -> Iterator[list[PayloadName]]:
-        """All payloads of this incarnation of the run."""
+        """All payloads of this run incarnation."""
         listing = self._objects.pages(self._folder())
         while (page := self._wait_out(lambda: next(listing, None))) is not None:
             yield [name for path in page if (name := _payload_name(path))]
 
     def mark(self, folder: str) -> None:
-        """Mark the folder of a run as this run's."""
+        """Mark a folder as this run's."""
         self._put(f"{folder}/{MARKER}", b"")
 
     def unmark(self, folder: str) -> None:
-        """Remove the mark of a run that was not created."""
+        """Remove the mark for a run that was not created."""
         self._remove(f"{folder}/{MARKER}")
 
     def check_marker(self) -> None:
@@ -157,7 +157,7 @@ class ObjectPayloads:
         self._objects.check_mounted(self._marker)
 
     def _find(self, ask: Callable[[str], T], path: str) -> T | None:
-        """The result of `ask(path)` for a payload; None if it is gone."""
+        """The result of `ask(path)` for a payload; None if the payload is gone."""
 
         def do() -> T | None:
             try:
@@ -194,7 +194,7 @@ class ObjectPayloads:
             self._wait_out(lambda: self._objects.remove(path))
 
     def _wait_out(self, do: Callable[[], T], before_next: Callable[[], None] | None = None) -> T:
-        """Call `do`, and retry while the store is unavailable, each time after `before_next`. Raises
+        """Call `do`, and retry while the store is unavailable, calling `before_next` before each retry. Raises
         `FileNotFoundError` if the object does not exist."""
         objects = self._objects
         return wait_out(

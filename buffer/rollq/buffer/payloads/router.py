@@ -14,15 +14,15 @@ from rollq.buffer.store.server_folder import ServerFolder
 from rollq.buffer.wire.group_fields import is_large
 
 SERVER_FOLDER = "server"
-"""The place of a run that keeps payloads in the folder of an embedded server."""
+"""The `place` of a run that keeps payloads in an embedded server's folder."""
 MIN_BYTES = 1 << 20
-"""The smallest frame in a bucket, or in a folder that roles share."""
+"""The smallest frame to store in a bucket or in a folder that roles share."""
 SERVER_FOLDER_MIN_BYTES = 512 << 10
-"""The smallest frame in the folder of an embedded server. Smaller ones are faster in its append-only file."""
+"""The smallest frame to store in an embedded server's folder. Smaller frames are faster in its append-only file."""
 
 
 def out_of_reach(run: str, place: str) -> ConfigError:
-    """The error of a role that cannot reach the payloads of a run that was created with this `place`."""
+    """The error for a role that cannot reach the payloads of a run created with this `place`."""
     if place == SERVER_FOLDER:
         return ConfigError(
             f"run {run!r} keeps large payloads in the folder of its embedded server, which this process cannot use: "
@@ -35,7 +35,7 @@ def out_of_reach(run: str, place: str) -> ConfigError:
 
 
 class Payloads:
-    """The external payloads of one run. Thread-safe."""
+    """One run's external payloads. Thread-safe."""
 
     def __init__(self, run: RunStore, settings: PayloadSettings, patience: Callable[[], Patience]) -> None:
         """Raises `ConfigError` unless the URL names an existing folder or a bucket."""
@@ -64,8 +64,8 @@ class Payloads:
         )
 
     def find_server_folder(self, created_with: Callable[[], tuple[str, str] | None]) -> None:
-        """Use the folder of an embedded server if the run was created with it, or will be because no `url` is set.
-        `created_with()` returns the incarnation and the `place` of the run, None before the run is created.
+        """Use an embedded server's folder if the run was created with it, or will be because no `url` is set.
+        `created_with()` returns the run's incarnation and `place`, None before the run is created.
         """
         found = server_folder.find(self._run.servers, self._patience())
         if found and not self._server_folder:
@@ -85,14 +85,14 @@ class Payloads:
 
     @property
     def place(self) -> str:
-        """The place where a run that this role creates keeps payloads outside its servers; "" for none."""
+        """Where a run that this role creates keeps payloads outside its servers; "" for nowhere."""
         if not self.outside:
             return ""
         return SERVER_FOLDER if self._server_folder else object_payloads.PLACE
 
     @property
     def ignores_url(self) -> bool:
-        """Whether `payloads.url` is set, although the run was created with the folder of its server."""
+        """Whether `payloads.url` is set although the run was created with its server's folder."""
         return bool(self._settings.url) and self._server_folder is not None
 
     def __bool__(self) -> bool:
@@ -105,21 +105,21 @@ class Payloads:
             self.outside.close()
 
     def folder(self, incarnation: str) -> str:
-        """The folder of an incarnation of the run in `objects`."""
+        """A run incarnation's folder in `objects`."""
         return f"{self._run.run}/{incarnation}"
 
     @property
     def pieces_from(self) -> int | None:
-        """The size from which frames may be written in pieces; None without such a store."""
+        """The minimum size of frames that may be written in pieces; None without such a store."""
         return self._min_bytes if self.outside else None
 
     @property
     def notices_deletion(self) -> bool:
-        """Whether a payload cannot be stored once the run was deleted: deletion removes its marker from the folder."""
+        """Whether storing a payload fails once the run was deleted, since deletion removes its marker in the folder."""
         return self._server_folder is not None
 
     def place_for(self, size_bytes: int) -> str | None:
-        """The place of a new payload of this size; None if it stays in its task's slot."""
+        """The place for a new payload of this size; None if the payload stays in its task's slot."""
         if self.outside and size_bytes >= self._min_bytes and self._has_room(size_bytes):
             return object_payloads.PLACE
         if cluster.PLACE in self._stores and is_large(size_bytes):
@@ -127,8 +127,8 @@ class Payloads:
         return None
 
     def _has_room(self, size_bytes: int) -> bool:
-        """Whether the external store may take a payload. Only the folder of a server may refuse; other stores wait for
-        free space."""
+        """Whether the external store may take a payload. Only a server's folder may refuse; other stores wait for free
+        space."""
         folder = self._server_folder
         return not folder or server_folder.has_room(folder.path, size_bytes, reserved_bytes=folder.reserved_bytes)
 
@@ -153,7 +153,7 @@ class Payloads:
         return [payloads[name] for name in names]
 
     def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
-        """The size of each payload; 0 if it is gone."""
+        """Each payload's size; 0 if the payload is gone."""
         sizes: dict[PayloadName, int] = {}
         for store, in_place in self._by_store(names):
             sizes |= zip(in_place, store.sizes_bytes(in_place), strict=True)
@@ -165,7 +165,7 @@ class Payloads:
             store.remove(in_place)
 
     def pages(self) -> Iterator[list[PayloadName]]:
-        """All payloads of the run, a page at a time."""
+        """All the run's payloads, a page at a time."""
         for store in self._stores.values():
             yield from store.pages()
 

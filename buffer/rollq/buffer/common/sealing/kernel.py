@@ -21,7 +21,7 @@ _CAPABILITIES_V3: Final = 0x20080522
 
 
 def column() -> int:
-    """The index of this machine in pairs of (x86_64, aarch64). Raises `OSError` on any other machine."""
+    """This machine's index in pairs of (x86_64, aarch64). Raises `OSError` on any other machine."""
     machine = os.uname().machine if sys.platform == "linux" and sys.maxsize > 1 << 32 else ""
     if machine not in _COLUMNS:
         raise OSError(f"needs 64-bit Python on Linux, on {' or '.join(_COLUMNS)}")
@@ -29,12 +29,12 @@ def column() -> int:
 
 
 def system_call(name: str, *arguments: Any) -> int:
-    """The result of a system call. Integers are passed as longs. Raises `OSError`."""
+    """Make a system call and return its result. Integers are passed as longs. Raises `OSError`."""
     return _checked(name, "syscall", _NUMBERS[name][column()], *arguments)
 
 
 def c_call(name: str, *arguments: Any) -> int:
-    """The result of a function of the C library that returns -1 for an error. Raises `OSError`."""
+    """Call a C library function that returns -1 for an error; returns its result. Raises `OSError`."""
     return _checked(name, name, *arguments)
 
 

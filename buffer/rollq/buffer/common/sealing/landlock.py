@@ -1,4 +1,4 @@
-"""Landlock: from now on, this process can open only files in some folders, and only for reading."""
+"""Landlock: restricts this process to opening files in some folders, and only for reading."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ _MAKE_DEVICES: Final = 1 << 6 | 1 << 11
 _MOVE: Final = 1 << 13
 """Moves between folders. Landlock denies them if it handles any right to files, unless this right is allowed."""
 _FILE_RIGHTS: Final = ((1, 13), (2, 14), (3, 15), (5, 16))
-"""(version of the interface, number of rights to files that it knows)."""
+"""(interface version, number of file rights that it knows)."""
 _MOVES_SINCE: Final = 2
 _NET_SINCE: Final = 4
 _SCOPES_SINCE: Final = 6
@@ -26,13 +26,13 @@ _PATH_BENEATH: Final = 1
 
 
 def version() -> int:
-    """The version of the kernel's interface. Raises `OSError` if the kernel has no Landlock or it is off."""
+    """The version of the kernel's interface. Raises `OSError` if Landlock is missing or off."""
     return system_call("landlock_create_ruleset", None, 0, _VERSION)
 
 
 def allow_only_reading(folders: Iterable[str]) -> None:
     """Deny this thread, and everything it starts, all files outside `folders`, all changes to files, TCP, signals to
-    other processes and their abstract sockets, as far as the kernel knows these rights. Raises `OSError`.
+    other processes, and their abstract sockets, as far as the kernel knows these rights. Raises `OSError`.
 
     `folders` may be folders and files; missing or forbidden paths are skipped. Call `give_up_new_rights` first.
     """
@@ -50,9 +50,8 @@ def allow_only_reading(folders: Iterable[str]) -> None:
 
 
 def forbid_mounts_and_foreign_sockets() -> None:
-    """Deny this thread, and everything it starts, mounts (even in new namespaces), new devices, and abstract Unix
-    sockets of other processes, as far as the kernel knows these rights. Raises `OSError`, including on Linux before
-    5.19.
+    """Deny this thread, and everything it starts, mounts (even in new namespaces), new devices, and other processes'
+    abstract Unix sockets, as far as the kernel knows these rights. Raises `OSError`, including on Linux before 5.19.
 
     Call `give_up_new_rights` first, unless the process is root in its namespace.
     """

@@ -1,4 +1,4 @@
-"""Namespaces: from now on, this process has a separate file system with only some folders, and no network."""
+"""Namespaces: give this process a separate file system with only some folders, and no network."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ _NEW_NETWORK: Final = 0x40000000
 _READ_ONLY, _NO_SETUID, _NO_DEVICES, _NO_EXECUTION, _NO_ACCESS_TIMES = 1, 2, 4, 8, 1024
 _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 32, 4096, 16384, 1 << 18
 _KEPT: Final = _READ_ONLY | _NO_SETUID | _NO_DEVICES | _NO_EXECUTION | _NO_ACCESS_TIMES
-"""Flags of a mount that only its original namespace may remove; `statvfs` shows them as these same bits."""
+"""Mount flags that only the mount's original namespace may remove; `statvfs` shows these same bits."""
 _DETACH: Final = 2
 _BUILT_AT: Final = "/tmp"
 _OLD: Final = "/.old"
@@ -29,7 +29,7 @@ def _outermost(folders: Iterable[str]) -> list[str]:
 def move_into_own_root(folders: Iterable[str]) -> None:
     """Leave this process, and everything it starts, only `folders`, read-only, and no network. Raises `OSError`.
 
-    `folders` may be folders and files; missing or forbidden ones are skipped. The process must have a single thread.
+    `folders` may be folders and files; missing or forbidden paths are skipped. The process must have a single thread.
     """
     seen = _outermost(filter(os.path.exists, folders))
     sources = list(map(os.path.realpath, seen))

@@ -1,4 +1,4 @@
-"""Whether this system can seal processes: a short process tries it and checks that the seal holds."""
+"""Finds out whether this system can seal processes: a short process seals itself and checks that the seal holds."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def _try(means: Means) -> str:
 
 
 def _holes() -> list[str]:
-    """The faults of this process's seal."""
+    """The faults in this process's seal."""
     attempts: dict[str, Callable[[], object]] = {
         "it could still read /proc": Path("/proc/self/status").read_bytes,
         "it could still make files": lambda: Path("/tmp/rollq-probe").touch(),

@@ -2,7 +2,7 @@
 only.
 
 The first step is for a parent process that prepares, and forks a child for each piece of work. The second step is for
-the child. The system must offer a filter of system calls, and one way to hide files: Landlock, or user and mount
+the child. The system must offer a system call filter, and one way to hide files: Landlock, or user and mount
 namespaces.
 """
 
@@ -34,14 +34,14 @@ _HIDE: Final[Mapping[Means, Callable[[Iterable[str]], None]]] = {
     Means.NAMESPACES: move_into_own_root,
 }
 _LIBRARIES: Final = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
-"""The folders in which the system keeps shared libraries, and Python's time zone names."""
+"""The system's paths for shared libraries and for Python's time zone names."""
 MOST_FILES: Final = 64
-"""The most open files of a sealed process."""
+"""The most open files that a sealed process may have."""
 
 
 def python_folders() -> list[str]:
-    """Folders with Python, installed packages, rollq and shared libraries, both as named and with links resolved. The
-    folder of a program and the folders in `PYTHONPATH` are not among them.
+    """Folders with Python, installed packages, rollq and shared libraries, both as named and with links resolved.
+    A program's own folder and the folders in `PYTHONPATH` are excluded.
     """
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed += site.getsitepackages()
@@ -53,8 +53,8 @@ def python_folders() -> list[str]:
 
 
 def hide_files(means: Iterable[Means] = tuple(Means)) -> None:
-    """Seal the files: this process, and everything it starts, can read only `python_folders()`, write nothing, and use
-    no root rights. Raises `OSError` with all reasons if no method works here."""
+    """Seal the files: this process, and everything it starts, can then read only `python_folders()`, write nothing, and
+    use no root rights. Raises `OSError` with all reasons if no method works here."""
     folders = python_folders()
     reasons: list[str] = []
     for one in means:

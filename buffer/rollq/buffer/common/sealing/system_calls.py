@@ -39,9 +39,9 @@ _ALLOWED: Final = {
     "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigpending": (127, 136), "rt_sigreturn": (15, 139),
     "sigaltstack": (131, 132), "exit": (60, 93), "exit_group": (231, 94),
 }  # fmt: skip
-"""Numbers, on x86_64 and aarch64, of calls that are allowed with any arguments."""
+"""The numbers, on x86_64 and aarch64, of calls that are allowed with any arguments."""
 _OPEN: Final = ((2, None, 1), (257, 56, 2))
-"""Numbers of `open` and `openat`, and the index of their flags among the arguments."""
+"""The numbers of `open` and `openat`, and the index of the flags among their arguments."""
 _FCNTL: Final = (72, 25)
 _PRLIMIT: Final = (302, 261)
 _COPIES_AND_FLAGS: Final = (0, 1, 2, 3, 1030)
@@ -58,11 +58,11 @@ _DENY: Final = 0x00050000 | errno.EPERM
 _SET_FILTER: Final = 1
 _ALL_THREADS: Final = 1
 _Instruction = tuple[int, int, int, int]
-"""The code, how many instructions to skip if the comparison is true and if it is false, and a constant."""
+"""The code, the number of instructions to skip if the comparison is true and if it is false, and a constant."""
 
 
 def allow_only_computing() -> None:
-    """Permanently put the filter on all threads of this process. Raises `OSError`.
+    """Permanently put the filter on all of this process's threads. Raises `OSError`.
 
     Call `give_up_new_rights` first.
     """
@@ -74,7 +74,7 @@ def allow_only_computing() -> None:
 
 
 def _filter(machine: int) -> Iterator[_Instruction]:
-    """The program of the filter. Pure."""
+    """The filter's program. Pure."""
     yield (_LOAD, 0, 0, _ARCHITECTURE_AT)
     yield (_IF_EQUAL, 1, 0, _ARCHITECTURES[machine])
     yield (_RETURN, 0, 0, _KILL)
