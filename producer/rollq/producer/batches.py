@@ -40,12 +40,12 @@ class BatchResult:
 
 @dataclass(frozen=True, slots=True)
 class OverRollout:
-    """Ends a batch without its slowest groups: `grace_s` seconds after ceil(size x (1 - `ratio`)) groups have finished.
+    """Ends a batch without its slowest groups, `grace_s` seconds after ceil(size x (1 - `ratio`)) groups have finished.
 
     With `partial_groups`, slower groups with `min_valid_samples` finished samples count too; their other samples are
-    stored as failed. Long samples are then missing more often than short samples. It also applies to `min_wait_num` and
-    to an evaluation's timeout, and makes `finalize` take up to five seconds longer. It has no effect without
-    `min_valid_samples`, since all samples are needed then.
+    stored as failed. Long samples are then missing more often than short samples. `partial_groups` also applies to
+    `min_wait_num` and to an evaluation's timeout, and makes `finalize` take up to five seconds longer. Without
+    `min_valid_samples`, it has no effect, since all samples are then needed.
 
     Raises `ConfigError` for a ratio outside [0, 1).
     """

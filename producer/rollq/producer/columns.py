@@ -1,4 +1,4 @@
-"""Maps a row of a user's data to a `Prompt`, in the same way for every file format.
+"""Maps a row of a user's data to a `Prompt`, identically for every file format.
 
 setting of the task     column                                             field of the prompt
 `prompt_field`          a text, or a list of chat messages                 `content`
@@ -12,18 +12,18 @@ setting of the task     column                                             field
                         default: all other columns
 
 A name may be a path into nested columns: `answer_field = "reward_model.ground_truth"`. A column whose name contains
-dots takes precedence. In `metadata` a path appears under its full name, and a column that was used only partly is kept
-whole. A null counts as absent at every depth of a message, because tables with one type per column fill gaps with
-nulls. The same holds within answers and metadata of such a table. Only a whole answer, a whole value of `metadata` and
-the content of a message may be null.
+dots takes precedence. In `metadata`, a path appears under its full name, and a partly used column is kept whole. A null
+counts as absent at every depth of a message, because tables with one type per column fill gaps with nulls. The same
+holds within answers and metadata of such a table. Only a whole answer, a whole value of `metadata` and the content of a
+message may be null.
 
 An image is a path, an https or `data:` URL, or an object with one of them under `image`, `url` or `path`, and perhaps
-the `sha256` of the file; files of `datasets` may have its bytes. It is named in the column, or in the messages' parts
-of type `image` or `image_url`. Images in the column replace the texts `<image>` in the messages, or come before the
-user's first text if there are none.
+the `sha256` of the file; files of `datasets` may have its bytes. The column names it, or the messages' parts of type
+`image` or `image_url` do. Images in the column replace the texts `<image>` in the messages or, without such texts,
+precede the user's first text.
 
-Messages that end with an assistant message have the answer in the prompt. They are refused, unless `final_answer` makes
-the last message the reference answer, or a prefix that the model continues.
+Messages that end with an assistant message contain the answer, and are refused unless `final_answer` makes the last
+message the reference answer, or a prefix that the model continues.
 
 With `chat`, a string becomes a user message, and the model's chat template is applied. The row's system prompt,
 otherwise `system_prompt`, becomes a system message at the start, unless the messages have one, and turns strings into
@@ -49,7 +49,7 @@ Content = str | tuple[Mapping[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Maps the columns of a row to the fields of a prompt, by the settings above."""
+    """Maps a row's columns to a prompt's fields, by the settings above."""
 
     prompt_field: str = "prompt"
     answer_field: str = "answer"
@@ -105,7 +105,7 @@ class Columns:
         return None
 
     def _asked(self) -> Iterator[tuple[str, str]]:
-        """The settings that name a column which rows must have, with its name."""
+        """Each setting that names a required column, with the column's name."""
         for name in self.metadata_fields or ():
             yield "metadata_fields", name
         for setting in ("ids_field", "images_field", "system_prompt_field", "tools_field"):
@@ -115,10 +115,10 @@ class Columns:
             yield "prompt_order", self.sorted_by
 
     def prompt(self, row: Mapping[str, Any], *, fills_gaps: bool = False) -> tuple[Prompt, tuple[NamedImage, ...]]:
-        """Convert a row to a prompt without images, and its images. Raises `ValueError` with the column and its
+        """Convert a row to a prompt without images, and its images. Raises `ValueError`, naming the column and the
         problem.
 
-        `fills_gaps` says that the row's table writes nulls for names that its objects lack."""
+        With `fills_gaps`, the row's table writes nulls for names that its objects lack."""
         field, ids = self._field_of(row), look_up(row, self.ids_field)
         content, answer = self._without_answer(
             field, _content(field, look_up(row, field)), look_up(row, self.answer_field)
@@ -167,14 +167,14 @@ class Columns:
         return [] if column is None else column if isinstance(column, list) else [column]
 
     def _field_of(self, row: Mapping[str, Any]) -> str:
-        """The column that has the prompt."""
+        """The column with the prompt."""
         for field in (self.prompt_field, _MESSAGES):
             if look_up(row, field) is not None:
                 return field
         raise ValueError(f"no field {self.prompt_field!r} (prompt_field), nor {_MESSAGES!r}; the row has {_names(row)}")
 
     def _check_answer(self, row: Mapping[str, Any]) -> None:
-        """Raise `ValueError` for a row without the column of the answer, unless prompts have none."""
+        """Raise `ValueError` for a row without the answer's column, unless prompts have no answers."""
         if self.answer_field and look_up(row, self.answer_field, missing := object()) is missing:
             raise ValueError(
                 f"no field {self.answer_field!r} (answer_field); the row has {_names(row)}; "
@@ -203,7 +203,7 @@ class Columns:
         return own
 
     def _tools(self, row: Mapping[str, Any], content: Content, *, fills_gaps: bool) -> tuple[Mapping[str, Any], ...]:
-        """The row's definitions of tools, which are a list or its JSON."""
+        """The row's tool definitions, given as a list or as its JSON."""
         tools = look_up(row, self.tools_field) if self.tools_field else None
         name = f"field {self.tools_field!r} (tools_field)"
         if isinstance(tools, str) and tools:
@@ -222,7 +222,7 @@ class Columns:
             raise ValueError(f"{name}: the chat template shows tools, and the prompt is a string: set chat = true")
 
     def _check_chat(self, name: str, row: Mapping[str, Any], content: Content) -> None:
-        """Raise `ValueError` for a row with tools whose prompt the chat template does not render."""
+        """Raise `ValueError` for a row with tools if the chat template does not render its prompt."""
         if look_up(row, self.ids_field) is not None:
             raise ValueError(f"{name}: the chat template shows tools, and token ids bypass it: leave out one of them")
         if isinstance(content, str):
@@ -271,7 +271,7 @@ def _message(name: str, message: Any) -> Mapping[str, Any]:
 
 
 def without_nulls(value: Any) -> Any:
-    """A copy without names whose value is null, at every depth of its objects."""
+    """A copy without null values, at every depth of its objects."""
     if isinstance(value, Mapping):
         return {name: without_nulls(item) for name, item in value.items() if item is not None}
     if isinstance(value, list):

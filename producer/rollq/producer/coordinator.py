@@ -48,7 +48,7 @@ PIPELINE_S = 600.0
 
 
 class BatchCoordinator:
-    """Submits, finalizes and aborts batches of one trained task and of evaluation tasks."""
+    """Submits, finalizes and aborts the batches of one trained task and of evaluation tasks."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class BatchCoordinator:
         over_rollout: OverRollout | None = None,
         groups_per_job: int = 1,
     ) -> None:
-        """`pipeline` are the operators that finished groups pass before training (see `rollq.producer.pipeline`).
+        """`pipeline` lists the operators that finished groups pass before training (see `rollq.producer.pipeline`).
 
         Raises `ConfigError` for an operator that cannot be called with groups, or for an async operator.
         """
@@ -77,8 +77,8 @@ class BatchCoordinator:
         """Schedule `prompts` as one batch for `step`, and return at once.
 
         While a batch is running, submitting the same content under its id again returns the same handle; the id of a
-        finished batch may be reused. Raises `BatchRefused`, a `ValueError`, for different content under the id of a
-        running batch, for an invalid id or type, and for more than `MAX_BATCH_GROUPS` prompts; `ConfigError` for a task
+        finished batch may be reused. Raises `BatchRefused`, a `ValueError`, for different content under a running
+        batch's id, for an invalid id or type, and for more than `MAX_BATCH_GROUPS` prompts; `ConfigError` for a task
         with shards.
         """
         _check_submission(batch_id, batch_type, len(prompts))
@@ -120,14 +120,14 @@ class BatchCoordinator:
         """Wait for a batch, run the pipeline on its finished groups, and release them for training. Idempotent.
 
         Waits for `min_wait_num` groups (the rest then joins the pool of interrupted groups), by default for the
-        over-rollout's number, otherwise for all. The over-rollout also decides whether groups with only some finished
-        samples count. An evaluation yields no groups to train and tolerates a timeout. Its metrics are
-        `eval/<name>/...`, where the name is the part of the id after its first slash; `detailed` adds minimum, maximum
-        and standard deviation.
+        over-rollout's number or, without an over-rollout, for all. The over-rollout also decides whether groups with
+        only some finished samples count. An evaluation yields no groups to train and tolerates a timeout. Its metrics
+        are `eval/<name>/...`, where the name is the part of the batch's id after the first slash; `detailed` adds
+        minimum, maximum and standard deviation.
 
-        Raises `ClaimTimeout`, a `TimeoutError`, after `timeout_s`; `BatchRefused`, a `ValueError`, for a batch of
-        another type; `UnknownBatch`, a `KeyError`; and any error of an operator of the pipeline, after which the batch
-        is running again with all its results.
+        Raises `ClaimTimeout`, a `TimeoutError`, after `timeout_s`; `BatchRefused`, a `ValueError`, for a batch of a
+        different type; `UnknownBatch`, a `KeyError`; and any error of a pipeline operator, after which the batch is
+        running again with all its results.
         """
         state = self._state(task, batch)
         if state.kind != batch_type:
@@ -151,7 +151,7 @@ class BatchCoordinator:
         return self._end(task, state, deadline_s - time.monotonic())
 
     def abort(self, task: str, batch: BatchHandle | str, reason: str, *, keep_partial_results: bool = False) -> None:
-        """End a batch and drop its unfinished groups, and its finished groups too unless they are kept for training.
+        """End a batch, drop its unfinished groups, and drop its finished groups unless they are kept for training.
 
         Has no effect if the batch is unknown or has ended.
         """
@@ -176,7 +176,7 @@ class BatchCoordinator:
             ) from error
 
     def _tend(self, task: str) -> None:
-        """Do a producer's work for the task: take groups of dead workers back, remove dropped payloads, and give each
+        """Do a producer's work for the task: take back dead workers' groups, remove dropped payloads, and give each
         pending group a ticket."""
         buffer = self._buffer
         buffer.reap(task)
@@ -187,8 +187,8 @@ class BatchCoordinator:
     def _wait(
         self, task: str, state: BatchState, timeout_s: float, min_wait_num: int | None
     ) -> tuple[BatchState, bool]:
-        """Wait until the batch is complete, over, or has enough finished groups. Returns its state, and whether it has
-        enough."""
+        """Wait until the batch is complete, over, or has enough finished groups. Returns the batch's state, and whether
+        it has enough."""
         enough = False
         with self._buffer.events(*OF_A_BATCH, task=task) as events:
             waiter = Waiter(events, timeout_s=timeout_s, explain=lambda: _progress(state))
@@ -204,7 +204,7 @@ class BatchCoordinator:
         return state, enough
 
     def _cut_off(self, task: str, state: BatchState) -> BatchState:
-        """Make workers end their part of a batch, and wait for them. Returns its state."""
+        """Make workers end their part of a batch, and wait for them. Returns the batch's state."""
         if state.complete or state.state != "running":
             return state
         with self._buffer.events(*OF_A_BATCH, task=task) as events:

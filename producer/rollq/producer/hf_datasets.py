@@ -1,8 +1,8 @@
 """Local Hugging Face data as a table: a `.parquet` or `.arrow` file, a folder written by `Dataset.save_to_disk`, or a
 folder of `.parquet` files, in the order of their names.
 
-The package `datasets`, an extra of rollq, reads it through a memory map: only the needed rows and columns are read. It
-copies a Parquet file once to its cache (`HF_HOME`) as Arrow. The network is not used.
+The package `datasets`, an extra of rollq, reads it through a memory map: only the needed rows and columns are read. The
+package copies a Parquet file once, as Arrow, to its cache (`HF_HOME`). The network is not used.
 """
 
 import hashlib
@@ -58,8 +58,8 @@ class DatasetRows:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of the file, or of the folder's Arrow files in their order. The fingerprint of `datasets` would
-        differ for a copy."""
+        """The SHA-256 of the file, or of the folder's Arrow files in their order. A copy would have another fingerprint
+        in `datasets`."""
         parts = shards_of(self._path) or [Path(part["filename"]) for part in self._data.cache_files]
         digest = hashlib.sha256()
         for part in parts:
@@ -78,7 +78,7 @@ class DatasetRows:
         return f"{self._path}[{row}]"
 
     def read(self, row: int) -> dict[str, Any]:
-        """Return the values of row `row` (from 0) as JSON types; bytes in the column of images as a `data:` URL.
+        """Return the values of row `row` (from 0) as JSON types, with bytes in the image column as a `data:` URL.
 
         Raises `ValueError` for values without a JSON type.
         """
@@ -136,7 +136,7 @@ def _as_json(column: str, value: Any, *, images: bool) -> bytes:
 
 
 def _image_url(value: Any) -> str:
-    """The URL that holds an image, for the column's bytes. Raises `TypeError` for anything else."""
+    """Return a `data:` URL for the column's image bytes. Raises `TypeError` for anything else."""
     if not isinstance(value, bytes):
         raise TypeError(f"Type is not JSON serializable: {type(value).__name__}")
     return inline_image(value).url

@@ -1,6 +1,6 @@
 """A JSON Lines file as a table, read lazily, one row at a time, through an index of line offsets.
 
-Blank lines do not count as rows. Files of another kind are refused with the name of the kind.
+Blank lines do not count as rows. Files of another kind are refused, naming the kind.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ OTHER_KINDS = (
     (b"\xff\xfe", "text in UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"),
     (b"\xfe\xff", "text in UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"),
 )
-"""First bytes of a file, the kind of file that has them, and the remedy."""
+"""A file's first bytes, the kind of file that they mark, and the remedy."""
 
 
 class JsonLines:
@@ -91,7 +91,7 @@ class JsonLines:
 
 
 def kind_problem(path: Path, head: bytes) -> str | None:
-    """Why a file that begins with `head` is not JSON Lines, and the remedy; None if it may be."""
+    """Why a file that begins with `head` is not JSON Lines, and the remedy; None if it may be JSON Lines."""
     for magic, kind, remedy in OTHER_KINDS:
         if head.startswith(magic):
             return f"is {kind}: {remedy}"

@@ -22,8 +22,8 @@ from rollq.buffer.values.rollouts import BoolArray, Float32Array, Group, SampleS
 class ScoredGroup:
     """A group of k samples in the pipeline.
 
-    `rewards` float32 [k] (0 where not valid), `valid` bool [k], never changed, says which samples completed.
-    `advantages` float32 [k] once an operator has set them. `dropped` is the reason why the group is not trained, None
+    `rewards` is float32 [k], 0 where not valid. `valid` bool [k] marks completed samples, and never changes.
+    `advantages` is float32 [k] once an operator has set it. `dropped` is the reason why the group is not trained, None
     if it is trained.
     """
 
@@ -35,7 +35,7 @@ class ScoredGroup:
 
     @classmethod
     def from_group(cls, group: Group) -> "ScoredGroup":
-        """A group with the rewards of its judge."""
+        """The group with its judge's rewards."""
         rewards = [s.reward or 0.0 for s in group.samples]
         return cls(group, np.array(rewards, np.float32), _valid(group))
 
@@ -52,8 +52,7 @@ def _valid(group: Group) -> BoolArray:
 Metrics = Mapping[str, float]
 
 Operator = Callable[[Sequence[ScoredGroup]], Sequence[ScoredGroup] | tuple[Sequence[ScoredGroup], Metrics]]
-"""Takes the groups that are not dropped, and returns them in the same order, alone or in a tuple with numbers by
-name."""
+"""Takes groups that are not dropped, and returns them in the same order, alone or in a tuple with numbers by name."""
 
 
 def run_pipeline(operators: Sequence[Operator], groups: Sequence[Group]) -> tuple[list[ScoredGroup], dict[str, float]]:
@@ -61,7 +60,7 @@ def run_pipeline(operators: Sequence[Operator], groups: Sequence[Group]) -> tupl
     operators do not get dropped groups. If two operators return a number of the same name, the later one counts.
 
     Raises `ConfigError` if an operator does not return the groups it was given, changes which samples are valid, or
-    returns numbers of a wrong shape or that are infinite or NaN.
+    returns misshapen, infinite or NaN numbers.
     """
     scored = [ScoredGroup.from_group(group) for group in groups]
     metrics: dict[str, float] = {}
@@ -76,7 +75,8 @@ def run_pipeline(operators: Sequence[Operator], groups: Sequence[Group]) -> tupl
 
 
 def drop_zero_advantage(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
-    """Drop groups whose valid samples all have the same reward: they give no gradient (DAPO, arXiv:2503.14476)."""
+    """Drop groups whose valid samples all have the same reward: such groups give no gradient (DAPO,
+    arXiv:2503.14476)."""
     return [
         group.drop("all rewards are equal") if no_advantage(group.rewards[group.valid].tolist()) else group
         for group in groups
@@ -97,7 +97,7 @@ def clip_rewards(low: float, high: float) -> Operator:
 def give_advantages(settings: AdvantageSettings) -> Operator:
     """An operator that sets advantages over all groups of the batch; see `AdvantageSettings` for formulas.
 
-    Raises `ConfigError` for baseline `opo`: operators do not know the lengths of samples.
+    Raises `ConfigError` for baseline `opo`: operators do not know samples' lengths.
     """
     if settings.baseline == "opo":
         raise ConfigError("baseline = 'opo' needs the lengths of samples: leave it to the trainer's advantages")
@@ -128,7 +128,7 @@ reinforce_plus_plus: Operator = give_advantages(AdvantageSettings(baseline="batc
 
 
 def _with_metrics(answer: Any) -> tuple[list[ScoredGroup], Metrics]:
-    """The groups that an operator returned, and its numbers, if there are any."""
+    """An operator's returned groups, and its numbers, if any."""
     if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
         return list(answer[0]), answer[1]
     return list(answer), {}
@@ -146,7 +146,7 @@ def _checked_metrics(operator: Operator, metrics: Metrics) -> dict[str, float]:
 
 
 def _check_result(operator: Operator, groups: Sequence[ScoredGroup], result: Sequence[ScoredGroup]) -> None:
-    """Raise `ConfigError` unless `result` has the groups that were passed, with finite numbers for every sample."""
+    """Raise `ConfigError` unless `result` has the passed groups, with finite numbers for every sample."""
     name = getattr(operator, "__name__", repr(operator))
     if [group.group for group in result] != [group.group for group in groups]:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The control loop of a producer process: it reads the state of every task and schedules as many groups as allowed.
+"""A producer process's control loop: it reads every task's state and schedules as many groups as allowed.
 
 The loop holds no state: the buffer's functions decide what is scheduled, where the cursor is and which workers are
 dead, so any number of producers may run, and any of them may die at any time.
@@ -53,7 +53,7 @@ MOST_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class TaskFeed:
-    """A task with its source of prompts and the conditions that end its production."""
+    """A task with its prompt source and the conditions that end its production."""
 
     task: str
     sampler: Sampler
@@ -93,14 +93,14 @@ class Producer:
         self._rows = RowAccount(buffer)
         self._place = Place.here()
         self._exhausted: dict[str, int] = {}  # the cursor of each task after which there are no prompts
-        self._exclusions: dict[str, int] = {}  # number of manual changes of each task's rows at the last check
+        self._exclusions: dict[str, int] = {}  # number of manual changes to each task's rows at the last check
         self._too_long: dict[str, int] = {}  # groups of each task dropped as too long by the last check
 
     def run(self, stop: threading.Event) -> None:
         """Schedule until `stop` is set. Waits while the server is unavailable or full.
 
-        Raises `StoreLost` if the run is gone, `ServerRefused` if the server withdraws a right, `InvalidPrompt` for an
-        unusable prompt if that is fatal.
+        Raises `StoreLost` if the run is gone, `ServerRefused` if the server withdraws a right, and `InvalidPrompt` if
+        too many prompts are unusable.
         """
         waiting = False
         with self._buffer.events(*WAKE_UPS) as events:
@@ -129,7 +129,7 @@ class Producer:
             return True
 
     def tick(self) -> None:
-        """Schedule once for every task and evaluation, then add the tickets that are missing."""
+        """Schedule once for every task and evaluation, then add missing tickets."""
         fullness = self._buffer.fullness()
         waiting = sum(self._top_up(feed, fullness) for feed in self._feeds)
         waiting += sum(self._fill_evaluation(evaluation) for evaluation in self._evaluations)
@@ -138,7 +138,8 @@ class Producer:
         self._progress.report(time.monotonic())
 
     def _top_up(self, feed: TaskFeed, fullness: Fullness) -> int:
-        """Sweep one task and schedule groups up to its target. Returns how many of its groups wait for a worker."""
+        """Sweep one task and schedule groups up to its target. Returns how many of the task's groups wait for a
+        worker."""
         reaped = self._buffer.reap(feed.task, self._place)
         expired = self._buffer.expire(feed.task)
         self._buffer.collect(feed.task)
@@ -161,7 +162,7 @@ class Producer:
         return counts.statuses.get(Status.PENDING, 0) + recycled + admitted
 
     def _leave_out_too_long(self, feed: TaskFeed, counts: Counts) -> None:
-        """Skip prompts that workers have found too long since the last call, or before this producer started."""
+        """Skip prompts that workers found too long since the last call, or before this producer started."""
         dropped = int(counts.progress.get("dropped_too_long", 0))
         if dropped != self._too_long.get(feed.task, 0):
             too_long = self._buffer.rows_too_long(feed.task)

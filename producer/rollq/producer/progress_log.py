@@ -1,6 +1,7 @@
 """The producer's log: moves per task, reasons for standstills, and prompts that each pass left out.
 
-Deaths of workers are logged at once. Other events are summed up, so a fast run does not flood its log.
+Groups taken from dead workers and quarantined groups are logged at once. Other events are summed up, so a fast run does
+not flood its log.
 """
 
 import logging
@@ -30,7 +31,7 @@ _LOGGED_AT_ONCE = (Move.REQUEUED, Move.QUARANTINED)
 
 
 class ProgressLog:
-    """Sums of moves per task since the last report. Time is an argument: seconds of any steady clock."""
+    """Sums of moves per task since the last report. Time is an argument: seconds on any steady clock."""
 
     def __init__(self) -> None:
         self._moved: dict[str, Counter[Move]] = {}
@@ -64,7 +65,7 @@ class ProgressLog:
 
 
 class PassLog:
-    """Logs, at the start of each pass over a task's prompts, how many were left out. `rows` is their number."""
+    """Logs, at the start of each pass over a task's `rows` prompts, how many were left out."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -72,9 +73,9 @@ class PassLog:
         self._left_out = 0
 
     def note(self, cursor: int, taken: Sequence[int], unusable: int) -> None:
-        """Count the prompts that were left out from `cursor` on. `taken` are the cursors after each taken prompt.
+        """Count the prompts that were left out from `cursor` on. `taken` holds the cursor after each taken prompt.
 
-        `unusable` is the number of rows found unusable so far. The same places may be noted repeatedly.
+        `unusable` is the number of rows found unusable so far. A range may be noted more than once.
         """
         start = max(cursor, self._reached)
         end = taken[-1] if taken else start

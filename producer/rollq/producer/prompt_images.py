@@ -14,9 +14,9 @@ from rollq.buffer.wire.images import INLINE, inline_image, read_file
 Messages = tuple[Mapping[str, Any], ...]
 
 MARK: Final = "<image>"
-"""The place of an image in a message whose content is a string."""
+"""Marks an image's position in a message whose content is a string."""
 PART: Final[Mapping[str, Any]] = {"type": "image"}
-"""The place of an image in a message whose content is a list of parts, as chat templates read it."""
+"""Marks an image's position in a message whose content is a list of parts, in the form that chat templates read."""
 INLINE_BYTES: Final = 16_384
 """Image files up to this size are stored in Redis; larger files are named by their path."""
 MOST_INLINE_BYTES: Final = 1 << 20
@@ -33,7 +33,7 @@ class NamedImage:
 
 
 def image_of(name: str, value: Any) -> NamedImage:
-    """The image that a value of the row names. Raises `ValueError` with the value's `name`."""
+    """The image that a row's value names. Raises `ValueError` with the value's `name`."""
     if isinstance(value, str) and value:
         return NamedImage(value)
     if isinstance(value, Mapping):
@@ -46,7 +46,7 @@ def image_of(name: str, value: Any) -> NamedImage:
 def collect_images(messages: Messages) -> tuple[Messages, tuple[NamedImage, ...]]:
     """The messages with `PART` in place of each part that names an image, and these images in order.
 
-    Raises `ValueError` for a part of type `image` that names none.
+    Raises `ValueError` for a part of type `image` that names no image.
     """
     images: list[NamedImage] = []
 
@@ -72,7 +72,7 @@ def collect_images(messages: Messages) -> tuple[Messages, tuple[NamedImage, ...]
 def place_images(messages: Messages, count: int) -> Messages:
     """The messages with a `PART` for each of `count` images: in place of `MARK`, else before the user's first text.
 
-    Raises `ValueError` if the numbers of places and images differ.
+    Raises `ValueError` if the numbers of marks and images differ.
     """
     if not count:  # without images, marks are ordinary text
         _check_no_place(messages)
@@ -104,7 +104,7 @@ def _first_user(messages: Messages, count: int) -> int:
 
 
 def _parts(content: Any) -> list[Any]:
-    """The content of a message as parts. A text is split where it has marks."""
+    """A message's content as parts. A text is split at its marks."""
     parts: list[Any] = []
     for part in [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ()):
         parts += _split(part)
@@ -133,8 +133,7 @@ def _check(data: bytes, image: NamedImage) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ImageFiles:
-    """Finds the files of images. Paths are relative to `folder`; files of up to `INLINE_BYTES` become URLs that hold
-    them.
+    """Finds image files. Paths are relative to `folder`; files of up to `INLINE_BYTES` become `data:` URLs.
 
     Invariant: rows are untrusted. Only files in `folder` and `more_folders` are read, even through links, and only
     images become part of a prompt.
@@ -144,7 +143,7 @@ class ImageFiles:
     more_folders: tuple[Path, ...]
 
     def resolve(self, image: NamedImage) -> ImageRef:
-        """The reference to an image as workers and trainers read it.
+        """The reference to an image, in the form that workers and trainers read.
 
         A URL with a checksum in the row is not read here. Raises `ImageError` for a file that is outside the folders,
         cannot be read, is not an image or has another checksum, and `ConfigError` without Pillow.

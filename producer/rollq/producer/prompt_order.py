@@ -1,8 +1,8 @@
-"""The order of prompts: the sequence in which a pass visits the rows, and the choice of rows that it takes.
+"""The order of prompts: the sequence in which a pass visits the rows, and which rows the pass takes.
 
 Both are pure functions of plain numbers and of the statistics that Redis keeps about each prompt, so a producer holds
-no state: after a restart, the same seed, cursor and statistics give the same prompts. The cursor counts places of the
-pass order, taken or not, so an order cannot lose or repeat a prompt within a pass.
+no state: after a restart, the same seed, cursor and statistics give the same prompts. The cursor counts positions in
+the pass order, taken or not, so an order cannot lose or repeat a prompt within a pass.
 
 The built-in orders use only integer arithmetic: numpy's generators may change between versions, and producers that
 disagree would skip prompts.
@@ -34,15 +34,15 @@ class PromptOrder(Protocol):
 
     @property
     def uses_stats(self) -> bool:
-        """Whether `takes` uses the statistics; otherwise they are not read."""
+        """Whether `takes` uses the statistics; if not, they are not read."""
         ...
 
     def pass_order(self, rows: int, seeds: tuple[int, ...], number: int) -> npt.NDArray[np.int64]:
-        """Every row number below `rows` once, int64 [rows], in the order of pass `number` (from 0)."""
+        """Each row number below `rows` once, int64 [rows], in the order of pass `number` (from 0)."""
         ...
 
     def takes(self, row: int, number: int, stats: PromptStats | None) -> bool:
-        """Whether pass `number` takes a row with these statistics; None if it was never tried."""
+        """Whether pass `number` takes a row with these statistics, None for an untried row."""
         ...
 
 
@@ -60,7 +60,7 @@ class Shuffle:
 
 
 class FileOrder(Shuffle):
-    """All rows in every pass, as they are in the file."""
+    """All rows in every pass, in file order."""
 
     def pass_order(self, rows: int, seeds: tuple[int, ...], number: int) -> npt.NDArray[np.int64]:
         return np.arange(rows, dtype=np.int64)
@@ -89,8 +89,8 @@ class SortedRows(Shuffle):
 class Difficulty(Shuffle):
     """Like `Shuffle`, but takes a prompt more often the closer its pass rate is to one half.
 
-    A pass takes a prompt with probability 4 p (1 - p), the variance of its rewards over the largest one, and at least
-    `LEAST_SHARE`, because the policy changes. Prompts that were never tried are taken.
+    A pass takes a prompt with probability 4 p (1 - p), the variance of its rewards relative to the largest variance,
+    and at least `LEAST_SHARE`, because the policy changes. Untried prompts are always taken.
     """
 
     uses_stats: ClassVar[bool] = True

@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 def check_prompts(buffer: ProducerBuffer, task: str, file: PromptFile, seed: int) -> None:
-    """Compare the prompts of a task or an evaluation with the recorded prompts, and record them if there is no record.
+    """Compare a task's or an evaluation's prompts with the recorded prompts, or record them if there is no record.
 
-    If they differ, `on_prompts_changed` decides: raises `RunMismatch`, or records the new prompts. A file with the same
-    bytes at another path is equal.
+    If they differ, `on_prompts_changed` decides whether this raises `RunMismatch` or records the new prompts. A file
+    with the same bytes at another path is equal.
     """
     is_evaluation = buffer.rules(task).kind == "eval"
     seeds = "" if is_evaluation else f"seed = {seed}"
@@ -41,7 +41,7 @@ def check_prompts(buffer: ProducerBuffer, task: str, file: PromptFile, seed: int
 
 
 def _change(known: PromptRecord, file: PromptFile, seeds: str) -> str:
-    """The change: the file's or the seeds'."""
+    """Whether the file or the seeds have changed, in words."""
     if known.digest != file.fingerprint:
         return (
             f"{str(file.path)!r} differs from {known.path!r}, which the run had: {file.rows} rows instead of "

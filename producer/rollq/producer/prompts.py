@@ -32,7 +32,7 @@ from rollq.producer.prompt_images import ImageFiles
 from rollq.producer.settings import PromptSettings
 
 LOOKED_AT = 100
-"""How many first rows of a file are searched for the columns in the settings."""
+"""How many of a file's first rows are searched for the columns in the settings."""
 READING = set(PromptSettings.model_fields) - {
     "prompts", "max_prompt_tokens", "max_bad_rows", "on_prompts_changed",
     "image_folders",
@@ -56,7 +56,7 @@ class Table(Protocol):
 
     @property
     def fills_gaps(self) -> bool:
-        """Whether objects get nulls for missing names of their column's type."""
+        """Whether objects get nulls for names in their column's type that they lack."""
         ...
 
     def place(self, row: int) -> str:
@@ -77,7 +77,7 @@ class ReadRow(Protocol):
 
     @property
     def identity(self) -> str:
-        """The judges and their selection, as far as they decide which rows are usable."""
+        """Identifies the judges and their selection, as far as these decide which rows are usable."""
         ...
 
     def __call__(self, prompt: Prompt, /) -> object:
@@ -137,12 +137,12 @@ class PromptFile:
 
     @property
     def fingerprint(self) -> str:
-        """The digest of the bytes of the file, or of the files of a folder."""
+        """The digest of the bytes in the file, or in the folder's files."""
         return self._opened.fingerprint
 
     @property
     def account(self) -> str:
-        """The digest of the file, of the settings for converting rows, and of the readers of their answers."""
+        """The digest of the file, of the settings for converting rows, and of the answers' readers."""
         settings = self.settings.model_dump_json(include=READING)
         reader = self._read_row.identity if self._read_row else ""
         return blake2b(f"{self.fingerprint} {reader} {settings}".encode(), digest_size=16).hexdigest()
@@ -197,7 +197,7 @@ class PromptFile:
 
 
 def open_table(path: Path, columns: Columns) -> Table:
-    """Open the table at a path, in any of the formats. Raises `OSError` and `ConfigError`."""
+    """Open the table at a path, in any supported format. Raises `OSError` and `ConfigError`."""
     if path.is_dir() or path.suffix in DATASET_SUFFIXES:
         from rollq.producer.hf_datasets import DatasetRows
 

@@ -9,7 +9,7 @@ from rollq.producer.usable_rows import UsableRows
 
 
 class RowAccount:
-    """The rows of all tasks and evaluations of one producer, as far as the buffer knows them."""
+    """The rows of one producer's tasks and evaluations, as far as the buffer knows them."""
 
     def __init__(self, buffer: ProducerBuffer) -> None:
         self._buffer = buffer
@@ -17,7 +17,7 @@ class RowAccount:
 
     @contextmanager
     def keeping(self, task: str, rows: UsableRows) -> Iterator[list[int]]:
-        """Report the rows that are read within the block, before they become groups, even if too many are unusable.
+        """Report the rows read within the block, before they become groups, even if too many are unusable.
 
         Yields a list for the cursor after them. If it stays empty, rows are read in the order of the file.
         """

@@ -37,7 +37,7 @@ class TaskPrompts:
     should_continue: ShouldContinue | None
 
     def feed(self, buffer: ProducerBuffer, seed: int) -> TaskFeed:
-        """The feed of this task for a `Producer`; its order uses the buffer's statistics of prompts."""
+        """This task's feed for a `Producer`; its order uses the buffer's prompt statistics."""
         stats_of = partial(buffer.prompt_stats, self.name)
         _, number, shards = shard_of(self.name)
         sampler = Sampler(
@@ -62,7 +62,7 @@ class TaskPrompts:
 
 @dataclass(frozen=True, slots=True)
 class RunPrompts:
-    """The opened prompts of all tasks and evaluations of a run; `files` are the prompt files of each."""
+    """The opened prompts of a run's tasks and evaluations; `files` holds the prompt file of each."""
 
     tasks: tuple[TaskPrompts, ...]
     evaluations: tuple[EvaluationFeed, ...]

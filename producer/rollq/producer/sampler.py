@@ -1,9 +1,9 @@
 """The endless sequence of prompts: the prompts after a cursor, as a pure function of (order, seeds, cursor,
 statistics).
 
-`cursor` counts the places of the order that have been passed since the run started, taken or not. Pass `cursor // rows`
-has a separate order, and the passes never end. The cursor moves in Redis together with the admitted groups, so several
-producers, or a restarted producer, neither lose nor repeat a prompt.
+`cursor` counts the positions in the order that have been passed since the run started, taken or not. Pass `cursor //
+rows` has a separate order, and the passes never end. The cursor moves in Redis together with the admitted groups, so
+several producers, or a restarted producer, neither lose nor repeat a prompt.
 """
 
 import logging
@@ -28,7 +28,7 @@ Pick = tuple[Prompt, int]
 """A prompt, and the cursor after it."""
 
 StatsOf = Callable[[Sequence[int]], Mapping[int, PromptStats]]
-"""Returns the statistics of the prompts in these rows, such as `partial(buffer.prompt_stats, task)`."""
+"""Returns the statistics of these rows' prompts, as `partial(buffer.prompt_stats, task)` does."""
 
 
 class Sampler:
@@ -46,12 +46,12 @@ class Sampler:
         shards: int = 1,
         passes: int | None = None,
     ) -> None:
-        """`max_bad_rows` is described in `UsableRows`. `order` defaults to `Shuffle`; `stats_of` is required by an
-        order that uses statistics.
+        """`UsableRows` describes `max_bad_rows`. `order` defaults to `Shuffle`; `stats_of` is required by an order that
+        uses statistics.
 
         With several `shards` of the same source, seeds and order, shard `number` (from 1) takes the rows whose number
-        is `number - 1` modulo `shards`, in the common order. There must be a row for each shard. Prompts end after
-        `passes`; by default, passes never end.
+        is `number - 1` modulo `shards`, in the common order. Each shard needs a row. Prompts end after `passes`; by
+        default, they never end.
         """
         self._source = source
         self._shard, self._shards = number - 1, shards
@@ -68,7 +68,7 @@ class Sampler:
     def prompts_from(self, cursor: int, n: int) -> list[Pick]:
         """Return the next `n` usable prompts from `cursor` that the order takes, each with the cursor after it.
 
-        There are fewer at the end of the last pass. A pass in which the order takes no prompt takes every prompt, with
+        At the end of the last pass, there are fewer. A pass in which the order takes no prompt takes every prompt, with
         a warning. Raises `InvalidPrompt` if too many rows are unusable; `ConfigError` for an invalid order.
         """
         picks: list[Pick] = []
@@ -95,14 +95,14 @@ class Sampler:
         return list(islice(self._picks(number, position, self._count, every=True), n))
 
     def _picks(self, number: int, start: int, end: int, *, every: bool = False) -> Iterator[Pick]:
-        """The usable prompts of a pass between two positions: the order's choice, or all with `every`."""
+        """A pass's usable prompts between two positions: the order's choice or, with `every`, all."""
         for row, after in self._rows(number, start, end, every):
             prompt = self.rows.prompt(row)
             if prompt is not None:
                 yield prompt, after
 
     def _rows(self, number: int, start: int, end: int, every: bool) -> Iterator[tuple[int, int]]:
-        """The taken rows of a pass between two positions, each with the cursor after it."""
+        """A pass's taken rows between two positions, each with the cursor after it."""
         order = self._pass_order(number)
         for first in range(start, end, _ROWS_PER_READ):
             rows: list[int] = order[first : min(first + _ROWS_PER_READ, end)].tolist()

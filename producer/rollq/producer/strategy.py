@@ -2,8 +2,8 @@
 
 The bound is absolute and cumulative. Groups generated for train step `t` are fresh when trained only if `t - version -
 1 < threshold`, so production runs up to step `version + threshold` and no further. Every group that counts towards a
-step (trained, claimed, completed, in flight) counts against that target. Filtered, failed and dropped groups do not, so
-they are replaced. No call depends on earlier calls.
+step (trained, claimed, completed, in flight) counts against that target. Filtered, failed and dropped groups do not
+count, and are replaced. No call depends on earlier calls.
 
 A group that may be trained several times counts for several steps: see `stock_for_reuse`.
 """
@@ -25,9 +25,9 @@ MAX_ADAPTED = 3.0
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """The state of a task, as the strategy and `should_continue` hooks see it. `version` is the live version, -1 before
-    the first trainer; `step` is trained next; `consumed` counts the groups of all trained steps; `statuses` counts
-    groups by status. Of the last `outcomes` finished groups, `kept` were worth training.
+    """A task's state, for the strategy and `should_continue` hooks. `version` is the live version, -1 before the first
+    trainer; `step` is trained next; `consumed` counts the groups of all trained steps; `statuses` counts groups by
+    status. Of the last `outcomes` finished groups, `kept` were worth training.
     """
 
     version: int
@@ -41,7 +41,7 @@ class TaskState:
 
     @property
     def outstanding(self) -> int:
-        """The cumulative number of groups that are or may be trained. The buffer counts the same at admission."""
+        """The cumulative number of groups that are or may be trained, which the buffer also counts at admission."""
         return self.consumed + sum(self.statuses.get(status, 0) for status in SCHEDULED)
 
 
@@ -83,7 +83,7 @@ def draw_on(rules: TaskRules, state: TaskState) -> tuple[tuple[Status, ...], boo
     """The pools to use before new prompts, in order, and whether this is a tail batch.
 
     Interrupted groups go first. Expired groups follow at once, or wait until there are `tail_batch_trigger_size` of
-    them. Then they go first, without over-sampling. Dropped groups are in no pool.
+    them. Then they precede all others, without over-sampling. Dropped groups are in no pool.
     """
     trigger = rules.tail_batch_trigger_size
     if trigger > 0:
@@ -109,9 +109,9 @@ def stock_for_reuse(rules: TaskRules, state: TaskState, last_step: int, window: 
     """Number of groups to have beyond the consumed groups, if each is trained up to `max_uses` times; `window`
     otherwise.
 
-    A group is fresh for the steps up to `last_step` and cools down in between, which limits its uses. One batch more
-    than cool down is allowed, so that groups are generated while a batch is trained. The next batch always has room:
-    groups that cool down or are trained are not in it, and may be more than its window after larger batches.
+    A group is fresh for the steps up to `last_step` and cools down in between, which limits its uses. One more batch
+    than is cooling down is allowed, so that groups are generated while a batch is trained. The next batch always has
+    room: groups that cool down or are trained are not in it, and may exceed its window after larger batches.
     """
     step = state.step
 

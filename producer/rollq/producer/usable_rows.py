@@ -1,4 +1,4 @@
-"""The usable rows of a file: the rows that can be read as prompts. Other rows are counted by reason.
+"""A file's usable rows, which can be read as prompts. Other rows are counted by reason.
 
 Invariant: a row is left out only with a visible reason, and a file with too many unusable rows stops the producer.
 """
@@ -52,13 +52,13 @@ class PromptSource(Protocol):
 
 
 class UsableRows:
-    """Reads the rows of a source as prompts. `seen` counts the rows read, `bad` has the rows found unusable so far, and
-    `reasons` has the reasons. `unreported` are the unusable rows that the buffer does not know yet. `excluded` are the
-    rows that were excluded by hand."""
+    """Reads the rows of a source as prompts. `seen` counts the rows read, `bad` holds the rows found unusable so far,
+    and `reasons` holds the reasons. `unreported` holds the unusable rows that the buffer does not know yet. `excluded`
+    holds the rows excluded by hand."""
 
     def __init__(self, source: PromptSource, max_bad_rows: float, count: int | None = None) -> None:
         """`max_bad_rows` is the share of rows that may be unusable; 1 means all but one. `count` is the number of rows
-        that are read from the source, by default all."""
+        to read from the source, by default all."""
         self.source = source
         self.count = source.rows if count is None else count
         self.bad: set[int] = set()
@@ -71,7 +71,7 @@ class UsableRows:
         self._log_once = LogOnce(log)
 
     def prompt(self, row: int) -> Prompt | None:
-        """The prompt of a row; None if it is unusable, which is logged for the first rows.
+        """Return a row's prompt, or None for an unusable or excluded row; the first unusable rows are logged.
 
         Raises `InvalidPrompt` if no row is usable or more than `max_bad_rows` are unusable; `AllExcluded` if all usable
         rows are excluded.
@@ -87,9 +87,9 @@ class UsableRows:
             return None
 
     def prompts_from(self, start: int, n: int) -> list[Prompt]:
-        """Up to `n` usable prompts in the order of the file, from usable prompt number `start` (from 0) on.
+        """Up to `n` usable prompts in file order, from usable prompt number `start` (from 0) on.
 
-        Raises `InvalidPrompt` as `prompt` does.
+        Raises `InvalidPrompt` under the same conditions as `prompt`.
         """
         prompts = (prompt for row in range(self.count) if (prompt := self.prompt(row)) is not None)
         return list(islice(prompts, start, start + n))
@@ -120,8 +120,7 @@ class UsableRows:
         return "; ".join(f"{unusable.rows} x {reason} (first {unusable.first})" for reason, unusable in by_count)
 
     def _check_share(self, error: InvalidPrompt) -> None:
-        """Raise `InvalidPrompt` if too many of the rows that were read are unusable; `error` is the error of the last
-        row."""
+        """Raise `InvalidPrompt` if too many of the rows read are unusable; `error` is the last row's error."""
         unusable = sum(of_reason.rows for of_reason in self.reasons.values())
         if unusable > self._max_bad_rows * max(self.seen, min(self.count, ENOUGH_ROWS)):
             raise InvalidPrompt(
