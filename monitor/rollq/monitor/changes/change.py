@@ -1,4 +1,4 @@
-"""Decides when a new state of a run counts as a change, and describes the change. Pure."""
+"""Decides when a run's new state counts as a change, and describes the change. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from rollq.monitor.status.diagnosis import Diagnosis, State, diagnose
 from rollq.monitor.status.read import RunStatus
 
 UNREADABLE: Final = "unreadable"
-"""The state of a run whose server is unreachable or lacks the run, in addition to the diagnosis's states."""
+"""The state, beside the diagnosis's states, of a run whose server is unreachable or lacks the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Steady:
         self._next: tuple[str, float] | None = None
 
     def has_changed(self, state: str, now_s: float) -> bool:
-        """Note the state at `now_s`, by a steady clock in seconds. Returns whether a new state counts from now on.
+        """Note the state at `now_s`, in seconds on a steady clock. Returns whether a new state counts from now on.
 
         `finished` counts at once, since no state follows.
         """

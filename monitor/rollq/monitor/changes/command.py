@@ -1,4 +1,4 @@
-"""Runs the user's command once: it gets its input on standard input, and is killed after a time limit."""
+"""Runs the user's command once, with input on standard input, and kills the command after a time limit."""
 
 import json
 import os
@@ -33,7 +33,7 @@ class Command:
 
     @property
     def name(self) -> str:
-        """Only the program: the arguments may hold a secret."""
+        """The program alone: arguments may hold a secret."""
         return Path(self.words[0]).name
 
     def check(self) -> None:
@@ -47,7 +47,7 @@ class Command:
             )
 
     def run(self, facts: Mapping[str, Any], stop: Event) -> str:
-        """Run it, and return its failure in words; empty if it succeeded. It is killed when `stop` is set."""
+        """Run the command, and return its failure in words; empty if it succeeded. Setting `stop` kills it."""
         with tempfile.TemporaryFile() as given:  # unlike a pipe, a file cannot block if the command reads nothing
             given.write(json.dumps(facts, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
             given.seek(0)

@@ -27,11 +27,10 @@ def on_change(
     last_look: bool = False,
     on_failure: Callable[[str], object] = log.warning,
 ) -> Iterator[ChangeWatcher | None]:
-    """Within the `with` block, watch the run, and call the command in `folder` when its state changes. Yields None
-    without a command. One thread at a time calls `read` and `replace`. For all arguments see `ChangeWatcher`.
+    """Within the `with` block, watch the run, and call the command in `folder` when the run's state changes. Yields
+    None without a command. One thread at a time calls `read` and `replace`. `ChangeWatcher` describes the arguments.
 
-    The command's output goes to the file `output`, or to standard error. Raises `ConfigError` for a program that is
-    missing.
+    The command's output goes to the file `output`, or to standard error. Raises `ConfigError` for a missing program.
     """
     if not settings.on_change:
         yield None

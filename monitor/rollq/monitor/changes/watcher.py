@@ -18,27 +18,28 @@ log = logging.getLogger(__name__)
 EVERY_S: Final = 5.0
 """The longest pause between two checks of the run."""
 LOOKS: Final = 4
-"""The number of checks while a new state must last, at most one per second."""
+"""The number of checks for which a new state must last, at most one per second."""
 STOP_WITHIN_S: Final = 3.0
 """How long the end waits for a running check."""
 
 
 @dataclass(slots=True)
 class Calls:
-    """Calls of the command since the start, by their outcome."""
+    """Calls of the command since the start, by outcome."""
 
     succeeded: int = 0
     failed: int = 0
 
     def by_outcome(self) -> dict[str, int]:
-        """The numbers by their names."""
+        """The number of calls by outcome."""
         return {"succeeded": self.succeeded, "failed": self.failed}
 
 
 class ChangeWatcher:
     """Checks the run in a thread within the `with` block. The command runs in that thread, so nothing else waits.
 
-    Several watchers of a run report a change once, by a note in the buffer. If the note fails, each of them reports it.
+    A note in the buffer makes several watchers of a run report a change only once. If the note fails, each watcher
+    reports it.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class ChangeWatcher:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """End the thread and a running command; after a last look if there is one, unless interrupted."""
+        """End the thread and a running command. With `last_look`, take a last look first, unless interrupted."""
         if not self._last_look or kind is KeyboardInterrupt:
             self._stop.set()
         self._ends.set()

@@ -15,7 +15,7 @@ HEADERS = [
 
 
 class Guarded:
-    """An app whose answers have the headers that keep other pages and scripts out."""
+    """An app that adds, to each answer, the headers that keep other pages and scripts out."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -34,8 +34,8 @@ class Guarded:
 def refusal_of(request: Request, token: str | None) -> str:
     """Why a request may not change the run; "" if it may.
 
-    The token is in the header `Authorization: Bearer ...`, so no other page can send it; a page that tries has another
-    `Origin`.
+    The token is in the header `Authorization: Bearer ...`, so no other page can send it; a page that tries has a
+    different `Origin`.
     """
     if token is None:
         return "this dashboard only reads: start it with --token-file, or with ROLLQ_DASHBOARD_TOKEN"

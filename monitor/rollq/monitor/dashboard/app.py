@@ -1,7 +1,7 @@
 """The dashboard's ASGI apps: for a live run, with events, changes, and the endpoints of `rollq metrics`; and for an
 archive.
 
-Everything that they show comes from a `RunStatus` or a `GroupView`, as in `rollq status` and `rollq groups show`.
+All that they show comes from a `RunStatus` or a `GroupView`, as in `rollq status` and `rollq groups show`.
 
 /api/status                      as `rollq status --json`
 /api/events                      the same each second, as server-sent events; the event `lost` says why there is none
@@ -65,7 +65,7 @@ FORM = (
 
 
 class Dashboard:
-    """The endpoints of a live run. Endpoints that read it run in threads, one at a time."""
+    """A live run's endpoints. Endpoints that read the run do so in threads, one at a time."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ def _parse_change(body: bytes) -> _Change:
 
 
 def archive_app(url: str, tasks: list[str], browsing: Browsing) -> Starlette:
-    """The app of an archive: the same page with only its rollouts."""
+    """The app for an archive: the same page with only the archive's rollouts."""
     about = {**browsing.about(), "may_change": False, "archive": {"url": url, "tasks": tasks}}
     return Starlette(routes=[*_page(about), *browsing.routes()])
 
@@ -190,7 +190,7 @@ def _page(about: dict[str, Any]) -> list[BaseRoute]:
 
 
 async def _bounded_body(request: Request) -> bytes | None:
-    """The body of a request. None if it is too long, without reading the rest."""
+    """Read a request's body. Returns None for a body that is too long, without reading the rest."""
     body = b""
     async for chunk in request.stream():
         body += chunk

@@ -19,14 +19,14 @@ IN_ARCHIVE = "a"
 
 
 class ArchivedRollouts:
-    """The groups in the buffer, then the groups that are only in the archive. If the archive is unreachable or silent,
-    the page has a note."""
+    """The groups in the buffer, then the groups only in the archive. If the archive is unreachable or silent, the page
+    has a note."""
 
     def __init__(
         self, live: LiveRollouts, open_pages: Callable[[], ArchivePages | None], *, wait_s: float = WAIT_S
     ) -> None:
         """`open_pages` opens the archive, and returns None while nothing is archived. It raises `ConfigError` and
-        `ArchiveError`, and is called in the archive's thread."""
+        `ArchiveError`, and runs in the archive's thread."""
         self._live, self._open_pages = live, open_pages
         self._thread = OwnThread("archive", wait_s)
         self._found: ArchivePages | None = None
@@ -38,7 +38,7 @@ class ArchivedRollouts:
         return self._live.tasks()
 
     def page(self, selection: Selection, *, after: str, limit: int) -> Page:
-        """Some groups of a selection. Unless it is sorted, groups in the buffer come first."""
+        """Some groups of a selection. Unless the selection is sorted, groups in the buffer come first."""
         limit = max(1, min(limit, MOST_ROWS))
         if not set(selection.statuses) & set(ARCHIVED_AS):
             return self._live.page(selection, after=after, limit=limit)
@@ -103,12 +103,12 @@ class ArchivedRollouts:
         return ranked_page(found, selection, read, after=after, limit=limit)
 
     def _not_in_buffer(self, groups: Sequence[FoundGroup]) -> list[FoundGroup]:
-        """The groups that are not in the buffer, whose list already shows the others."""
+        """The groups that are not in the buffer; the buffer's list already shows the others."""
         in_buffer = self._live.among([(group.task, group.group_id) for group in groups])
         return [group for group in groups if (group.task, group.group_id) not in in_buffer]
 
     def _pages(self) -> ArchivePages | None:
-        """The archive, with files as listed within the last `LISTED_S`; None while nothing is archived."""
+        """The archive, with files listed within the last `LISTED_S`; None while nothing is archived."""
         if time.monotonic() - self._listed_s > LISTED_S:
             incarnation = self._live.incarnation()
             if self._found is None or incarnation != self._incarnation:  # a recreated run has another archive

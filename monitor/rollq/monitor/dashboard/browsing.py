@@ -1,4 +1,4 @@
-"""The rollout browser as JSON: pages of groups, one group, and more of its tokens, of a live run or of an archive."""
+"""The rollout browser as JSON: a live run's or an archive's pages of groups, single groups, and further tokens."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -49,8 +49,8 @@ class Browsing:
         *,
         elsewhere: Sequence[Status] = (),
     ) -> None:
-        """`statuses` are the possible statuses of groups, in the order of lists. `elsewhere` are statuses of groups
-        that may be only in the archive, which counts by status omit."""
+        """`statuses` lists the possible group statuses, in the order of lists. `elsewhere` lists statuses of groups
+        that may be only in the archive; counts by status omit these groups."""
         self._run, self._rollouts, self._statuses = run, rollouts, statuses
         self._trained, self._texts, self._elsewhere = trained, texts, elsewhere
 

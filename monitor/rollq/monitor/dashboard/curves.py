@@ -13,7 +13,7 @@ MOST_POINTS = 1000
 
 def columns(curves: RunCurves) -> dict[str, Any]:
     """Columns of equal length, at most `MOST_POINTS` long: `steps`, `time_s`, and the `series` by name, None where a
-    step has no such number. `evaluations` are points on the same axis, and `curves` are the charts that have lines.
+    step has no such number. `evaluations` holds points on the same axis, and `curves` the charts with lines.
     """
     rows = thinned(curves.rows.steps, MOST_POINTS)
     names = names_in(rows)

@@ -24,8 +24,8 @@ ERROR_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class TokenTexts:
-    """Converts tokens to text. `decode` is None if ids are shown. `note` has the reason, or the source of the
-    tokenizer."""
+    """Converts tokens to text. `decode` is None if ids are shown. `note` gives the reason for this, or the tokenizer's
+    source."""
 
     decode: Decode | None
     note: str
@@ -34,8 +34,7 @@ class TokenTexts:
 def row_of(group: FoundGroup, sample: OneSample | None = None) -> dict[str, Any]:
     """A row of the list. `at_ms` is the time of the group's last put, otherwise of its admission. `samples` has, for
     each of at most `MOST_SAMPLES` started samples, its index, reward, response tokens, finish reason, whether it is
-    finished and judged, and whether it matches the conditions. If there are more samples, matching samples come
-    first."""
+    finished and judged, and whether it matches the conditions. Of more samples, matching samples come first."""
     stored, turns = group.fields, prompt_turns(group.prompt) if group.prompt.content else ()
     outcomes = group.outcomes
     rewards = rewards_of(outcomes)
@@ -85,7 +84,7 @@ def tokens_of(
 ) -> list[dict[str, Any]]:
     """Tokens from `start` on, counted over all segments: columns of equal length for each segment in the range.
 
-    `annotations` are further columns by name: the trainer's values of the tokens.
+    `annotations` holds further columns by name: the trainer's values for the tokens.
     """
     parts, before, end = list[dict[str, Any]](), 0, start + min(count, MOST_TOKENS)
     for number, segment in enumerate(sample.segments):

@@ -26,7 +26,7 @@ class Reader(Protocol):
 
 
 class LiveRollouts:
-    """The groups that are in the buffer."""
+    """The groups in the buffer."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -49,15 +49,15 @@ class LiveRollouts:
         return groups[0] if groups else None
 
     def candidates(self, selection: Selection) -> Candidates:
-        """The groups that a ranked list may show, in its order."""
+        """The groups that a ranked list may show, in the list's order."""
         return self._reader.call(lambda buffer: buffer.candidates(selection))
 
     def read_candidates(self, some: Sequence[Candidate], selection: Selection) -> list[FoundGroup]:
-        """The groups of candidates that still exist."""
+        """The candidates' groups that still exist."""
         return self._reader.call(lambda buffer: list(buffer.read_candidates(some, selection)))
 
     def among(self, groups: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
-        """The groups, by task and number, that are in the buffer."""
+        """Of these groups, by task and number, those in the buffer."""
         by_task = defaultdict[str, list[int]](list)
         for task, group_id in groups:
             by_task[task].append(group_id)

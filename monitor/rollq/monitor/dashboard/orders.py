@@ -11,7 +11,7 @@ from rollq.monitor.status.read import RunStatus
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A change before it is made: a question and the effects. `is_possible` says whether anything changes."""
+    """A preview of a change: a question and the effects. `is_possible` says whether anything would change."""
 
     title: str
     text: str
@@ -36,7 +36,7 @@ class Steering(Protocol):
 
 
 def preview_of_group(task: str, group_id: int, order: GroupOrder, ordered: Ordered) -> Preview:
-    """The change that an order for a group would make, from its dry run. Pure."""
+    """The change that an order for a group would make, according to a dry run. Pure."""
     title = f"{order.value.capitalize()} {task} {group_id}?"
     return Preview(title, change_of_group(order, ordered), ordered.refusal is None)
 
@@ -80,4 +80,4 @@ _WHY_NOT: Mapping[Status, str] = {
     Status.ARCHIVED: "it was trained, and waits for a checkpoint",
     Status.LEAVING: "it waits for the archive",
 }
-"""Why an order is refused by a group's status."""
+"""A group's status -> why it refuses an order."""

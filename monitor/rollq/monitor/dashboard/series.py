@@ -1,4 +1,4 @@
-"""The history of a task as numbers for charts. Pure."""
+"""A task's history as numbers for charts. Pure."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -6,7 +6,7 @@ Decode = Callable[[Sequence[int]], str]
 """Token ids -> their text, special tokens included."""
 
 CONTEXT = 8
-"""How many tokens before a range are decoded with it: a character may consist of several tokens."""
+"""How many tokens before a range are decoded with the range: a character may consist of several tokens."""
 
 
 def pieces(decode: Decode, ids: Sequence[int], start: int, end: int) -> list[str]:

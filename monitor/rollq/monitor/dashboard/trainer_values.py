@@ -20,7 +20,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A trainer's values for a group's tokens. `note` says why there are none; otherwise it is ""."""
+    """A trainer's values for a group's tokens. `note` says why there are no values, or is ""."""
 
     annotations: Annotations = field(default_factory=dict)
     note: str = ""
@@ -30,7 +30,7 @@ class TrainedReader:
     """Annotations for a page, read by a separate thread, so a hanging archive blocks nothing else."""
 
     def __init__(self, open_reader: Callable[[], Reader | str], *, wait_s: float = WAIT_S) -> None:
-        """`open_reader` returns a reader, or why there is none. It is called in the thread until it succeeds."""
+        """`open_reader` returns a reader, or why there is none. The thread calls it until it succeeds."""
         self._open = open_reader
         self._reader: Reader | None = None
         self._thread = OwnThread("annotations", wait_s)
@@ -69,8 +69,8 @@ def trained_step(group: FoundGroup) -> int | None:
 
 
 def values_of(segment: SegmentView, annotation: Annotation | None) -> Mapping[str, Values]:
-    """The columns of a segment, an item for each token. The trainer's logprob is computed from its mismatch, or the
-    reverse: mismatch is the trainer's logprob minus the worker's, in nats. Pure."""
+    """A segment's columns, with an item for each token. The trainer's logprob is computed from the mismatch, or vice
+    versa: the mismatch is the trainer's logprob minus the worker's, in nats. Pure."""
     if annotation is None:
         return {}
     named = _whole_columns(annotation.values, len(segment.ids))

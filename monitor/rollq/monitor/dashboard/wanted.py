@@ -1,4 +1,4 @@
-"""The selection of groups for a list of the page, from the request's parameters."""
+"""Selects groups for a list of the page by the request's parameters."""
 
 import math
 from collections.abc import Sequence

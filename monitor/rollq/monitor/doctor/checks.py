@@ -1,4 +1,4 @@
-"""Facts to findings: one pure function per check of a server or a folder.
+"""Turns facts into findings: one pure function per check of a server or a folder.
 
 Each check returns exactly one finding, `ok` if there is nothing to fix. An unreadable fact gives a note.
 """
@@ -21,7 +21,7 @@ from rollq.monitor.doctor.sizing import maxmemory_for
 from rollq.monitor.text.units import in_config, in_words
 
 OTHER_SERVERS = {"dragonfly_version": "Dragonfly", "garnet_version": "Garnet"}
-"""Field of INFO -> the server that has it: it speaks the protocol and reports a recent Redis version, but has no
+"""Field of INFO -> a server that has it, which speaks the protocol and reports a recent Redis version, but has no
 functions."""
 FORK_FACTOR = 1.5
 """Memory that the machine needs, as a multiple of maxmemory: a rewrite copies the pages that change during it."""
@@ -35,8 +35,8 @@ Check = Callable[[ServerFacts], Finding]
 
 
 def check_server_kind(facts: ServerFacts, *, in_cluster: bool = False) -> Finding:
-    """Whether rollq can run on this server at all. With `in_cluster`, it must be a node of a cluster; otherwise it must
-    not."""
+    """Whether rollq can run on this server at all. With `in_cluster`, the server must be a node of a cluster; without
+    it, it must not be one."""
     other = next((f"{name} {facts.info[key]}" for key, name in OTHER_SERVERS.items() if key in facts.info), "")
     refusal = f"{other} has no functions (FUNCTION, FCALL)" if other else unfit(facts.info, in_cluster=in_cluster)
     if not refusal and not facts.functions:
@@ -76,7 +76,7 @@ def _old_functions(facts: ServerFacts, libraries: Libraries) -> tuple[list[str],
 
 
 def check_queue_kind(facts: ServerFacts) -> Finding:
-    """RQ's queue needs no functions, and runs on no cluster."""
+    """Whether RQ's queue, which needs no functions, can use this server, which must not be a cluster."""
     if facts.info.get("cluster_enabled"):
         return _finding("server", Level.ERROR, "it is a node of a cluster, on which RQ does not run")
     return _finding("server", Level.OK, server_name(facts))
@@ -320,11 +320,12 @@ QUEUE_CHECKS: Sequence[Check] = (
     check_latency,
     check_clock,
 )
-"""The producer writes the queue's tickets again, so they need no disk."""
+"""The checks of the queue's server. The producer rewrites tickets, so they need no disk."""
 
 
 def check_sizing(facts: ServerFacts, used: int, why: str) -> Finding:
-    """Whether `maxmemory` is enough for a run that takes `used` bytes here at most; `why` describes its groups."""
+    """Whether `maxmemory` is enough for a run that takes at most `used` bytes here; `why` describes the run's
+    groups."""
     limit, needed = facts.number("maxmemory"), maxmemory_for(used)
     message = f"the run takes up to {in_words(used)} here ({why}), and so a maxmemory of {in_words(needed)}"
     if not limit:

@@ -1,4 +1,4 @@
-"""Examines a run: reads the facts about its servers, its groups and its folders, and checks them."""
+"""Examines a run: reads and checks the facts about its servers, groups and folders."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,8 +44,8 @@ FINISHED = (Status.COMPLETED, Status.ARCHIVED, Status.CLAIMED)
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The way in which weights are sent: through `folder`, or through Redis if it is None. `kept` is the number of
-    versions there."""
+    """How weights are sent: through `folder`, or through Redis if it is None. `kept` is the number of versions kept
+    there."""
 
     folder: Path | None
     model_bytes: int
@@ -53,14 +53,14 @@ class Weights:
 
     @property
     def needed_bytes(self) -> int:
-        """Room for the kept versions and the next version."""
+        """The room for the kept versions and the next version."""
         return (self.kept + 1) * self.model_bytes
 
 
 def examine_server(
     client: redis.Redis, checks: Sequence[Check], patience: Patience = PATIENCE, settings: Path = SETTINGS
 ) -> tuple[ServerFacts | None, list[Finding]]:
-    """The facts about a server and the findings; no facts and one finding if it cannot be used."""
+    """The facts about a server and the findings; no facts and one finding for an unusable server."""
     try:
         facts = read_facts(client, patience, settings=settings)
     except ServerError as error:
@@ -70,16 +70,16 @@ def examine_server(
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """The sizes of a run's tasks, by name. `measured` counts the tasks in which groups were measured."""
+    """The sizes of a run's tasks, by name. `measured` counts the tasks with measured groups."""
 
     tasks: Mapping[str, TaskSize]
     measured: int
 
 
 def read_sizing(servers: Servers, run: str, planned: Mapping[str, TaskSize] | None) -> Sizing:
-    """The sizes of the tasks as planned in the settings, otherwise as stored.
+    """The tasks' sizes planned in the settings, or else the stored sizes.
 
-    The payload of a group is measured on the run's finished groups, if they can be read.
+    A group's payload is measured on the run's finished groups, if they can be read.
     """
     stored = _stored_tasks(servers, run)
     if planned is None:
@@ -90,7 +90,7 @@ def read_sizing(servers: Servers, run: str, planned: Mapping[str, TaskSize] | No
 def examine_sizing(
     servers: Servers, client: redis.Redis, run: str, facts: ServerFacts, sizing: Sizing, weights: Weights | None
 ) -> Finding:
-    """Compare the memory of one server, behind `client`, with what the run may take there."""
+    """Compare the memory of one server, behind `client`, with the memory that the run may take there."""
     if not sizing.tasks:
         return Finding("sizing", Level.NOTE, "no finished group to measure: give FILE, whose limits are the worst case")
     sizes, why = list(sizing.tasks.values()), _description(sizing)
@@ -157,7 +157,7 @@ def _bytes_in_redis(weights: Weights | None) -> int:
 
 
 def _measured_payload(buffer: MonitorBuffer, task: str) -> tuple[int, Counter[str]]:
-    """Mean encoded bytes of the newest finished groups, 0 if there are none; and their bytes outside the server, by
+    """The newest finished groups' mean encoded bytes, 0 without such groups, and their bytes outside the server, by
     place."""
     keys = task_keys(buffer.run, task)
     newest: list[Command] = [("ZRANGE", keys.status(status), -MEASURED_GROUPS, -1) for status in FINISHED]
@@ -199,7 +199,7 @@ def _description(sizing: Sizing) -> str:
 def examine_payloads(servers: Servers, run: str, settings: PayloadSettings, sizing: Sizing) -> Iterator[Finding]:
     """Check the folder or the bucket for large payloads, if it exists or should exist.
 
-    A folder needs room for the limit in the settings, otherwise for the run's maximum there.
+    A folder needs room for the limit in the settings or, without a limit, for the run's maximum there.
     """
     facts = read_payload_facts(servers, run, settings, PATIENCE)
     if settings.url or facts.trouble:
@@ -208,7 +208,7 @@ def examine_payloads(servers: Servers, run: str, settings: PayloadSettings, sizi
 
 
 def examine_weights(weights: Weights) -> Iterator[Finding]:
-    """Check the way in which weights are sent."""
+    """Check how weights are sent."""
     if weights.folder is None:
         yield check_weights_in_redis(weights.model_bytes, MAX_REDIS_BYTES)
     else:

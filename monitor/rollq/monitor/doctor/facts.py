@@ -27,7 +27,7 @@ SETTINGS = Path("rollq.toml")
 """The settings path in commands if the doctor got no settings."""
 PINGS = 20
 CONFIG = ("appendfsync", "bind", "dir", "min-replicas-to-write", "protected-mode", "save")
-"""The directives that are read; `INFO` has the others."""
+"""The directives to read; `INFO` covers the rest."""
 
 T = TypeVar("T")
 
@@ -43,9 +43,10 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """One server as a client of this machine sees it.
+    """One server, as reached from this machine.
 
-    `cli` is the `redis-cli` command that reaches it, `settings` the path of the run's settings in other commands.
+    `cli` is the `redis-cli` command that reaches the server, and `settings` is the run's settings path for other
+    commands.
     """
 
     address: str
@@ -54,14 +55,14 @@ class ServerFacts:
     info: Mapping[str, Any]
     config: Mapping[str, str] | None
     functions: bool
-    libraries: tuple[str, ...] | None  # names of rollq's libraries of functions
+    libraries: tuple[str, ...] | None  # names of rollq's function libraries
     connections: tuple[str, ...] | None  # names of all named connections
     user: str | None
     open: bool | None  # whether it serves clients without a login
     local: bool  # whether it is reached over loopback or a socket
     pings_s: tuple[float, ...]
     clock_ahead_s: float  # the server's clock minus this machine's
-    space: Space | None  # the place of its files, if on this machine
+    space: Space | None  # on the disk with its files, if on this machine
 
     def number(self, name: str) -> int:
         """A number from INFO; 0 if the server does not report it."""
@@ -104,7 +105,7 @@ def read_facts(
 
 
 def read_libraries(client: redis.Redis) -> tuple[str, ...]:
-    """The names of rollq's libraries of functions on the server."""
+    """The names of rollq's function libraries on the server."""
     libraries: Any = client.function_list(library=f"{PREFIX}*")
     return tuple(_text(entry[entry.index(b"library_name") + 1]) for entry in libraries)
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 import orjson
 
 REPORT_VERSION = 1
-"""Version of the JSON that `as_json` returns; it grows when a field is removed or changes its meaning."""
+"""Version of the JSON that `as_json` returns, which grows when a field is removed or changes its meaning."""
 WIDTH = 88
 """Width in characters to which messages are wrapped. Commands are not wrapped, so they can be copied."""
 
@@ -38,7 +38,7 @@ class Finding:
 
 
 Report = Mapping[str, Sequence[Finding]]
-"""Findings by subject: the address of a server, or this machine."""
+"""Findings by subject: a server's address, or this machine."""
 
 
 def worst_level(report: Report) -> Level:

@@ -1,4 +1,4 @@
-"""Sorts libraries of functions on a server: which releases use them, and which may be deleted. Pure."""
+"""Sorts a server's function libraries: which releases use them, and which may be deleted. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from rollq.buffer.store.library import connection_name, is_digest, library_name
 
 PREFIX = "rollq_"
-"""The beginning of the names of rollq's libraries; the digest of the release follows."""
+"""The prefix of rollq's library names; the release's digest follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Libraries:
-    """rollq's libraries on a server, by name. `used` has the connections of each."""
+    """rollq's libraries on a server, by name. `used` maps each to its connections."""
 
     used: Mapping[str, int]
     unused: Sequence[str]
@@ -20,8 +20,8 @@ class Libraries:
 
 
 def sort_libraries(names: Iterable[str], connections: Iterable[str] | None) -> Libraries:
-    """Sort the libraries `names` by the names of all connections to the server, None if they could not be read. This
-    release's library is always in use."""
+    """Sort the libraries `names` by the names of all `connections` to the server, None if unknown. This release's
+    library is always in use."""
     counts, used = Counter(connections), dict[str, int]()
     unused, unknown = list[str](), list[str]()
     for name in sorted(names):

@@ -1,4 +1,4 @@
-"""Deletes the functions of releases that no role uses."""
+"""Deletes functions of releases that no role uses."""
 
 from itertools import chain
 

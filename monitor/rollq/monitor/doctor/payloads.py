@@ -1,4 +1,4 @@
-"""Facts about the folder or the bucket of a run's large payloads, and about its content."""
+"""Facts about the folder or the bucket with a run's large payloads, and about its content."""
 
 import secrets
 from concurrent.futures import Future
@@ -20,8 +20,8 @@ ANSWER_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class PayloadFacts:
-    """`trouble` says why this machine cannot use the folder or the bucket, and is empty if it can. `taken_bytes` is the
-    total size of all groups' frames."""
+    """`trouble` says why this machine cannot use the folder or the bucket, or is empty. `taken_bytes` is the total size
+    of all groups' frames."""
 
     trouble: str = ""
     space: Space | None = None  # of a folder
@@ -61,7 +61,7 @@ def _read(servers: Servers, run: str, settings: PayloadSettings, patience: Patie
 
 
 def _exists(buffer: MonitorBuffer) -> bool:
-    """Whether the run exists and can be read. If not, findings about its servers have the reason."""
+    """Whether the run exists and can be read. If not, findings about its servers give the reason."""
     try:
         return bool(buffer.incarnation)
     except (StoreLost, RunMismatch, ServerError):

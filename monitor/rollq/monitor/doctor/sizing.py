@@ -12,8 +12,8 @@ from rollq.buffer.wire.group_fields import is_large
 PAYLOAD_FACTOR = 1.25
 """Allocators round large values up to size classes, by at most a quarter."""
 PARTS_FACTOR = 1.5
-"""The size of tokens in encoded parts of 128, each with lengths, versions and sampling parameters, over the size of the
-same tokens whole."""
+"""The ratio of tokens' size in encoded parts of 128, each with lengths, versions and sampling parameters, to their size
+unsplit."""
 GROUP_BYTES = 2_500
 """A group's entries in sorted sets, its two hashes without prompt and payload, and the payload's key."""
 TICKET_BYTES = 6_000
@@ -23,15 +23,15 @@ SAMPLE_BYTES = 600
 ROW_BYTES = 64
 """A sample's row, which stays with its group: reward, lengths, and tokens by weights version."""
 HEADROOM = 1.3
-"""Admission stops at 0.8 of maxmemory; the rest is for buffers of connections."""
+"""Admission stops at 0.8 of maxmemory; the rest is for connection buffers."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSize:
     """The settings that decide how much memory a task takes.
 
-    `spread_bytes` and `outside_bytes` are the parts of `payload_bytes` that are spread over the primaries of a cluster,
-    and in a folder or a bucket.
+    Of `payload_bytes`, `spread_bytes` are spread over the primaries of a cluster, and `outside_bytes` are in a folder
+    or a bucket.
     """
 
     rules: TaskRules
@@ -49,12 +49,12 @@ class TaskSize:
 
 
 def scheduled_groups(size: TaskSize) -> int:
-    """The most groups that wait, run, or wait to be trained, over the steps that the live weights may still serve."""
+    """The most groups pending, running, or awaiting training, for the steps that the live weights may still serve."""
     return (size.rules.stale_threshold + 1) * _largest_batch(size.rules) + size.surplus_groups
 
 
 def live_groups(size: TaskSize) -> int:
-    """The most groups of a task that are stored at a time."""
+    """The most groups of a task that are stored at once."""
     rules = size.rules
     kept_steps = size.checkpoint_steps if rules.resume == "durable" else 0
     waiting_expired = max(0, rules.tail_batch_trigger_size)
@@ -72,8 +72,7 @@ def salvaged_groups(size: TaskSize) -> int:
 
 
 def parts_bytes(payload_bytes: int) -> float:
-    """Memory of the parts of a group in generation, in addition to its finished samples, which are also stored
-    whole."""
+    """Memory of an unfinished group's parts, in addition to its finished samples, which are also stored whole."""
     return PAYLOAD_FACTOR * min(PARTS_FACTOR * payload_bytes, MOST_PART_BYTES)
 
 
@@ -87,8 +86,8 @@ def primary_bytes(
 ) -> int:
     """The most memory on one of the `primaries` of a cluster, with RQ's tickets elsewhere.
 
-    `here` are the tasks whose slots it has, out of all `tasks` of the run. `weights_bytes` is the size of all weights
-    kept on it.
+    `here` holds the tasks whose slots this primary has, out of all `tasks` of the run. `weights_bytes` is the size of
+    all weights kept on it.
     """
     spread = sum(live_groups(size) * PAYLOAD_FACTOR * size.spread_bytes for size in tasks)
     return math.ceil(sum(map(_slot_bytes, here)) + spread / primaries + weights_bytes)
@@ -105,7 +104,7 @@ def maxmemory_for(used: int) -> int:
 
 
 def largest_payload(group_size: int, prompt_tokens: int, new_tokens: int, top_ks: Sequence[int] = ()) -> int:
-    """Encoded bytes of a group whose samples all reach their limits; `top_ks` has the `top_k` of each scorer.
+    """Encoded bytes of a group whose samples all reach their limits; `top_ks` holds each scorer's `top_k`.
 
     A prompt token takes 4 bytes. A new token takes 4 for its id, 4 for its logprob, 1 for its mask, 4 per scorer, and 8
     for each of the likeliest tokens that a scorer returns.
@@ -117,8 +116,8 @@ def largest_payload(group_size: int, prompt_tokens: int, new_tokens: int, top_ks
 def placed(size: TaskSize, kept_bytes: int, *, min_outside: int | None, spread: bool) -> TaskSize:
     """`size` with its payload, minus `kept_bytes`, assigned to the place that stores it.
 
-    From `min_outside` bytes on, that is a folder or a bucket; otherwise all primaries if `spread` and the frame is
-    large; otherwise the task's slot.
+    At `min_outside` bytes or more, this is a folder or a bucket; below, it is all primaries for a large frame with
+    `spread`, and the task's slot otherwise.
     """
     frame_bytes = size.payload_bytes - kept_bytes
     if min_outside is not None and frame_bytes >= min_outside:
@@ -127,12 +126,12 @@ def placed(size: TaskSize, kept_bytes: int, *, min_outside: int | None, spread: 
 
 
 def kept_bytes(group_size: int, prompt_tokens: int) -> int:
-    """Bytes that a group with its frame outside leaves in the task's slot: its prompt, and the rows of its samples."""
+    """Bytes that a group with its frame outside leaves in the task's slot: its prompt, and its samples' rows."""
     return 4 * prompt_tokens + group_size * ROW_BYTES
 
 
 def _slot_bytes(size: TaskSize) -> float:
-    """Memory on the server of the task's slot. Samples of groups in generation are always there."""
+    """Memory on the server of the task's slot. Samples of unfinished groups are always there."""
     groups = live_groups(size) * group_bytes(size.payload_bytes - size.away_bytes)
     parts = salvaged_groups(size) * (parts_bytes(size.payload_bytes) + PAYLOAD_FACTOR * size.away_bytes)
     return groups + parts

@@ -31,7 +31,7 @@ class Answer(NamedTuple):
 
 
 def answers_of(records: Iterable[GroupRecord], condition: Condition, sort: Sort | None) -> list[Answer]:
-    """The groups with their samples that a condition asks for, in the order of `sort`."""
+    """The groups, with the samples that match a condition, in the order of `sort`."""
     answers = []
     for record in records:
         samples = wanted_samples(condition, record.samples)
@@ -68,7 +68,7 @@ def _plain(answer: Answer) -> dict[str, object]:
 
 
 def as_table(answers: Sequence[Answer], *, more: bool) -> str:
-    """One row per group, with its error at the end. `more` adds a line that says that there are further groups."""
+    """One row per group, with its error at the end. `more` adds a line about further groups."""
     if not answers:
         return "no groups"
     rows = [_HEADER, *map(_cells, answers)]

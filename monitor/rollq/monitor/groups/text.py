@@ -1,4 +1,4 @@
-"""Groups as text for a person, and as JSON for programs. All text from models is escaped for the terminal."""
+"""Groups as readable text, and as JSON for programs. All text from models is escaped for the terminal."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """One group for display: its life as a list of events, and its samples down to single tokens.
 
-`view_of` turns the buffer's data into a `GroupView`, a plain value. Text, JSON and pages are made from it without the
-buffer. Pure.
+`view_of` turns the buffer's data into a `GroupView`, a plain value. Text, JSON and pages are made from this view
+without the buffer. Pure.
 """
 
 import math
@@ -39,7 +39,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Tools that the model was offered: their names, and their definitions as OpenAI writes them."""
+    """Tools offered to the model: their names, and their definitions in OpenAI's form."""
 
     names: tuple[str, ...]
     definitions: tuple[Mapping[str, Any], ...]
@@ -47,8 +47,8 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class SegmentView:
-    """One segment, token by token: all fields except `prompt_ids` have an entry for each response token. `pieces` has
-    the text of each token, and is None without a tokenizer. `versions` is None for an inserted sample. An entry of
+    """One segment, token by token: all fields except `prompt_ids` have an entry for each response token. `pieces` holds
+    each token's text, and is None without a tokenizer. `versions` is None for an inserted sample. An entry of
     `logprobs` is None if absent. `counts` says whether the loss may count the token.
     """
 
@@ -63,8 +63,8 @@ class SegmentView:
 @dataclass(frozen=True, slots=True)
 class CallView:
     """One call of an agent over the gateway. `parent` is the number of the call that it continues. `depth` counts the
-    calls on the path from the first call that another call had already continued. `segment` has its tokens; it is None
-    if they are not trained, with the reason in `left_out`."""
+    calls on the path from the first call that another call had already continued. `segment` holds its tokens, or is
+    None if they are not trained, with the reason in `left_out`."""
 
     number: int
     parent: int | None
@@ -76,10 +76,10 @@ class CallView:
 
 @dataclass(frozen=True, slots=True)
 class SampleView:
-    """One sample. `reward` and `advantage` come from a pipeline, if there was one. `failure` is the part that failed.
-    `counted_tokens` counts the response tokens that the loss may count. `turns` are an agent's messages after the
-    prompt. `calls` are an agent's calls over the gateway, each after the call that it continues. `tools` is empty if
-    the prompt has the same tools."""
+    """One sample. `reward` and `advantage` come from a pipeline, if there was one. `failure` names the part that
+    failed. `counted_tokens` counts the response tokens that the loss may count. `turns` are an agent's messages after
+    the prompt. `calls` are an agent's calls over the gateway, each after the call that it continues. `tools` is empty
+    if the prompt has the same tools."""
 
     index: int
     status: str
@@ -105,7 +105,7 @@ class SampleView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """One group at `now_ms`. `step` is the train step that claimed it, otherwise the step that it was admitted for.
+    """One group at `now_ms`. `step` is the train step that claimed it, or else the step for which it was admitted.
     `problem` says why samples are not shown, or is ""."""
 
     task: str
@@ -125,7 +125,7 @@ class GroupView:
 
 
 def view_of(group: FoundGroup, pieces: Pieces | None = None) -> GroupView:
-    """The view of a group. `pieces` gives the texts of tokens."""
+    """A group's view. `pieces` returns tokens' texts."""
     shaped = orjson.loads(group.fields.get("shaped") or "{}")
     samples = tuple(
         _sample_view(index, sample, letter, shaped, pieces, group.prompt)
@@ -150,7 +150,7 @@ def view_of(group: FoundGroup, pieces: Pieces | None = None) -> GroupView:
 
 
 def _mean_reward(group: FoundGroup, samples: Sequence[SampleView]) -> float | None:
-    """The mean over the samples that are shown, or else the stored one."""
+    """The mean over the shown samples, or else the stored mean."""
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     if rewards:
         return sum(rewards) / len(rewards)
@@ -284,7 +284,7 @@ def _seconds(stored: Any) -> float | None:
 
 
 def _mappings(stored: Any) -> list[Mapping[str, Any]]:
-    """The mappings in a list that anybody may have stored."""
+    """The mappings in a list, which anybody may have stored."""
     return [item for item in stored if isinstance(item, Mapping)] if isinstance(stored, list | tuple) else []
 
 
@@ -348,7 +348,7 @@ def _tools(definitions: Sequence[Mapping[str, Any]]) -> Tools:
 
 
 def _function(value: Any) -> Mapping[str, Any]:
-    """The function of a tool, or of a call of one."""
+    """The function of a tool, or of a tool call."""
     function = value.get("function", value) if isinstance(value, Mapping) else {}
     return function if isinstance(function, Mapping) else {}
 

@@ -55,7 +55,7 @@ def _is_address(host: str) -> bool:
 
 
 def names_of(host: str) -> tuple[str, ...]:
-    """The names of a server that listens at `host`. That is `host`, unless `host` means all addresses. Pure."""
+    """The names of a server that listens at `host`: only `host`, unless it means all addresses. Pure."""
     return () if _is_address(host) and ipaddress.ip_address(host).is_unspecified else (host,)
 
 
@@ -68,7 +68,7 @@ def name_in(host: str | None) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name in its form for comparisons."""
+    """A name in the form for comparisons."""
     name = name.lower().removesuffix(".")
     return name.removeprefix("::ffff:") if "." in name else name
 

@@ -19,7 +19,7 @@ def metrics_app(
 ) -> Starlette:
     """An app with `/metrics`, in the format of OpenMetrics or of Prometheus, and `/healthz`.
 
-    `status` returns the run's status, or None if it cannot be read; it is called in a thread. `calls` counts
+    `status`, called in a thread, returns the run's status, or None if it cannot be read. `calls` returns the number of
     `on_change` calls by outcome.
     """
 

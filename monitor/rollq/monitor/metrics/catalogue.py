@@ -1,4 +1,4 @@
-"""The metrics of a run, in their order of output, each with the way to read it from a `RunStatus`. Pure."""
+"""A run's metrics, in order of output, each with a function that reads its value from a `RunStatus`. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from rollq.monitor.status.read import RunStatus, TaskStatus
 from rollq.monitor.status.wanted_workers import wanted_workers
 
 Values = Iterable[tuple[tuple[str, ...], float]]
-"""Pairs: the values of a metric's labels, and its value."""
+"""Pairs of a metric's label values and its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Metric:
 
     @property
     def is_counter(self) -> bool:
-        """Whether it is a counter rather than a gauge."""
+        """Whether the metric is a counter rather than a gauge."""
         return self.name.endswith("_total")
 
 
@@ -48,7 +48,7 @@ def _of_trainer(name: str, text: str, value: Callable[[TrainerState], float | No
 
 
 def _of_tasks(name: str, text: str, value: Callable[[TaskStatus], float | None]) -> Metric:
-    """A metric with a value for each task that has a value."""
+    """A metric with a value for each task that has one."""
     return Metric(
         name,
         text,
@@ -78,7 +78,7 @@ def _counted(name: str, text: str, counter: str, unit: float = 1.0) -> Metric:
 
 
 def _of_workers(name: str, text: str, field: str) -> Metric:
-    """A field of the workers' reports, for those that report it as a number."""
+    """A field of the workers' reports, for workers that report a number in it."""
     return Metric(
         name,
         text,

@@ -12,8 +12,8 @@ from rollq.monitor.status.read import RunStatus
 
 
 class RunCollector(Collector):
-    """The metrics of the run `run` with `status`, None if it could not be read. `calls` counts `on_change` calls by
-    outcome."""
+    """The metrics of the run `run` with this `status`, None for a run that could not be read. `calls` counts
+    `on_change` calls by outcome."""
 
     def __init__(self, run: str, status: RunStatus | None, calls: Mapping[str, int] = MappingProxyType({})) -> None:
         self._run, self._status, self._calls = run, status, calls

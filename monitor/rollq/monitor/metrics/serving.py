@@ -1,4 +1,4 @@
-"""Serves an ASGI app at an address, within limits of connections."""
+"""Serves an ASGI app at an address, within connection limits."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ def serve(
 ) -> None:
     """Serve `app` until SIGINT or SIGTERM, whose handlers are then restored. Port 0 means a free port.
 
-    It answers to the names of loopback, `host` and `allowed_hosts`. `on_stop` is called at such a signal to end
+    The server answers to the names of loopback, `host` and `allowed_hosts`. Such a signal calls `on_stop`, which ends
     unlimited answers. Raises `ConfigError` if the address or a name cannot be used.
     """
     app = KnownHosts(app, (*names_of(host), *allowed_hosts))

@@ -17,7 +17,7 @@ LONGEST_S = 3.0
 
 
 class SharedReading:
-    """Reads the status on request, from any thread. One reading is made at a time, and all callers wait for it."""
+    """Reads the status on request, from any thread, once at a time. All callers wait for the reading."""
 
     def __init__(
         self, read: Callable[[], RunStatus], *, longest_s: float = LONGEST_S, now: Callable[[], float] = time.monotonic
@@ -29,11 +29,12 @@ class SharedReading:
         self._asked_s: float | None = None
         self._status: RunStatus | None = None
         self.problem = ""
-        """Why the last request got no status; empty if it got one."""
+        """Why the last request got no status, or empty."""
         self._answers = True
 
     def status(self) -> RunStatus | None:
-        """The status, read within the last second or now; None if it cannot be read. The first failure is logged."""
+        """The status, read within the last second or now; None for a run that cannot be read. Logs the first
+        failure."""
         with self._lock:
             is_reading = self._asked_s is not None and not self._ready.is_set()
             if not is_reading and (self._asked_s is None or self._now() - self._asked_s >= MOST_OFTEN_S):

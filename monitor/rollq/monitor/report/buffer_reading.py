@@ -9,7 +9,7 @@ from rollq.monitor.report.records import BufferReading
 
 
 def take_reading(buffer: MonitorBuffer) -> BufferReading:
-    """Read the present depths, counters, workers and live version of a run. A task's shards are added up."""
+    """Read the present depths, counters, workers and live version of a run. Adds up a task's shards."""
     counts = [buffer.counts(name) for name in buffer.tasks()]
     live = buffer.live_model()
     return BufferReading(

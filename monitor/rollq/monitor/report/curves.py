@@ -1,4 +1,4 @@
-"""The curves of a run by train step: read from the server or, if that is gone, from the trainer's files."""
+"""A run's curves by train step, read from the server or, if the run is gone there, from the trainer's files."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ RATE = "learning_rate"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a task's rules, or of the learning rate, which has no task. `step` is the first train step that was
-    claimed after the change, or can be."""
+    """A change to a task's rules, or to the learning rate, which has no task. `step` is the first train step that was
+    or can be claimed after the change."""
 
     step: int
     time_s: float
@@ -30,8 +30,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class RunCurves:
-    """The numbers of a run by train step. `changes` are in the order of their steps; files have no changes of rules.
-    `note` says why the numbers are from files, as the page shows it."""
+    """The numbers of a run by train step. `changes` are in step order; files have no rule changes. `note`, for the
+    page, says why the numbers are from files."""
 
     run: str
     source: Literal["server", "files"]
@@ -56,8 +56,8 @@ def read_curves(buffer: MonitorBuffer) -> RunCurves:
 
 
 def rate_changes(rows: Sequence[StepRow]) -> Iterator[Change]:
-    """The changes of a learning rate that was constant for the two steps before. A schedule that changes it at each
-    step gives at most one change, at its beginning."""
+    """The changes of a learning rate that was constant for the two steps before. A schedule that changes the rate at
+    each step gives at most one change, at its start."""
     rates = [(row, row.numbers[RATE]) for row in rows if RATE in row.numbers]
     for ((_, former), (_, before)), (row, after) in zip(pairwise(rates), rates[2:], strict=False):
         if former == before != after:
@@ -65,8 +65,8 @@ def rate_changes(rows: Sequence[StepRow]) -> Iterator[Change]:
 
 
 def curves_in(folder: Path, run: str, why: str = "") -> RunCurves:
-    """The curves in the output folder of the trainer of a run; empty for a folder without curves. `why` says why the
-    server has none."""
+    """The curves in the output folder of a run's trainer; empty for a folder without curves. `why` says why the server
+    has no curves."""
     steps = {row.step: row for row in _rows(folder / METRICS_FILE, numbers_of)}
     evaluations = {row.step: row for row in _rows(folder / EVALUATIONS_FILE, rewards_of)}
     rows = StepRows(*(tuple(found[step] for step in sorted(found)) for found in (steps, evaluations)))

@@ -1,6 +1,6 @@
 """The live view of a run in a terminal of 80 x 24 characters, made only from records and buffer readings.
 
-`LiveView` is a plain value and `render` a pure function of it. Pass the result to `rich.live.Live`, or print
+`LiveView` is a plain value, and `render` is a pure function of a view. Pass the result to `rich.live.Live`, or print
 `plain_line` if there is no terminal.
 """
 

@@ -54,7 +54,7 @@ tr.sum td {{ font-weight: 600 }}
 
 
 def render_page(title: str, summary: Mapping[str, Any], steps: Sequence[StepRecord], images: Mapping[str, str]) -> str:
-    """The page, as HTML. `images` maps `reward`, `staleness` and `depth` to the addresses of the plots."""
+    """The page, as HTML. `images` maps `reward`, `staleness` and `depth` to the plots' addresses."""
     sections = [
         _paragraph(lede(summary)),
         _section("Did the model learn?", _learned(summary), images["reward"], "Reward of the trained batches by step"),

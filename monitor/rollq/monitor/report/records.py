@@ -1,7 +1,7 @@
-"""The records of a run on disk: a JSON line per train step (`metrics.jsonl`) and per buffer reading (`depth.jsonl`).
+"""A run's records on disk: a JSON line per train step (`metrics.jsonl`) and per buffer reading (`depth.jsonl`).
 
-The trainer writes the former, the live view of `rollq demo` the latter. Both can be read at any time: an unfinished
-line is skipped, and the last line counts for a step that was trained again after a crash.
+The trainer writes the former, and the live view of `rollq demo` writes the latter. Both can be read at any time: an
+unfinished line is skipped, and the last line counts for a step that was trained again after a crash.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,8 +19,8 @@ DEPTH_FILE = "depth.jsonl"
 class StepRecord:
     """One train step.
 
-    `rewards` maps a task to its mean reward, `staleness_tokens` a staleness to its number of trained tokens, and
-    `workers` a worker to the number of its samples in the batch.
+    `rewards` maps tasks to mean rewards, `staleness_tokens` maps staleness to numbers of trained tokens, and `workers`
+    maps workers to their numbers of samples in the batch.
     """
 
     step: int
@@ -38,8 +38,8 @@ class StepRecord:
 class BufferReading:
     """One reading of the buffer.
 
-    `depths` maps task and status to a number of groups, `progress` task and counter to a value, and `workers` a worker
-    to its last report. `version` is the live weights' version, -1 before the first.
+    `depths` maps task and status to a number of groups, `progress` maps task and counter to a value, and `workers` maps
+    each worker to its last report. `version` is the live weights' version, -1 before the first.
     """
 
     time_s: float

@@ -36,9 +36,8 @@ def write_report(
 ) -> Path:
     """Write the report into `folder`, which is created if needed, and return the path of its page.
 
-    `summary` has plain values, as `summarize` returns them. `summary["held_out"]`, if present, maps
-    `before` and `after` to the reward of each task, and is drawn into the reward plot. Raises `ConfigError` without
-    matplotlib.
+    `summary` has the plain values that `summarize` returns. `summary["held_out"]`, if present, maps `before` and
+    `after` to each task's reward, and is drawn into the reward plot. Raises `ConfigError` without matplotlib.
     """
     folder.mkdir(parents=True, exist_ok=True)
     figures = {
@@ -157,7 +156,7 @@ def _plot_depth(axes: Any, readings: Sequence[BufferReading], task: str) -> None
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """The mean of each value and of up to `window - 1` values before it."""
+    """For each value, the mean of it and of up to `window - 1` values before it."""
     means, total = [], 0.0
     for i, value in enumerate(values):
         total += value - (values[i - window] if i >= window else 0.0)
@@ -193,6 +192,6 @@ def _buffer_tasks(readings: Sequence[BufferReading]) -> list[str]:
 
 
 def _depth_curves(readings: Sequence[BufferReading], task: str) -> dict[str, list[int]]:
-    """The groups of a task in each reading, by status."""
+    """A task's groups in each reading, by status."""
     depths = [reading.depths.get(task, {}) for reading in readings]
     return {status.value: [counts.get(status.value, 0) for counts in depths] for status in Status}

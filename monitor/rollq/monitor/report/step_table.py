@@ -1,4 +1,4 @@
-"""The curves of a run as a table for a terminal: a row for each range of steps. Pure."""
+"""A run's curves as a table for a terminal, with a row for each range of steps. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ NAME_WIDTH = 12
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One column: the name of its numbers, its title, and the way to combine several steps into a row."""
+    """One column: its numbers' name, its title, and how to combine several steps into a row."""
 
     name: str
     title: str
@@ -112,7 +112,7 @@ def _cell(numbers: Sequence[Mapping[str, float]], column: _Column) -> str:
 
 
 def _evaluations(curves: RunCurves) -> dict[str, list[str]]:
-    """Columns with the rewards of evaluations: the mean since the previous row."""
+    """Columns with evaluations' rewards: the mean since the previous row."""
     rows = curves.rows.evaluations
     lasts = [of_range[-1].step for of_range in _ranges(curves)]
     latest = max(lasts[-1], rows[-1].step) if rows else lasts[-1]

@@ -12,7 +12,7 @@ from rollq.monitor.status.prompt_rows import PromptRows
 
 
 def conservation(reading: BufferReading) -> dict[str, Any]:
-    """The places of all tasks' admitted groups: archived, elsewhere in the buffer, or dropped for a counted reason
+    """Where all tasks' admitted groups are: archived, elsewhere in the buffer, or dropped for a counted reason
     (`trained` once a checkpoint covers them). `holds` says whether every group is accounted for."""
     dropped: Counter[str] = Counter()
     for counters in reading.progress.values():
@@ -30,7 +30,7 @@ def conservation(reading: BufferReading) -> dict[str, Any]:
 
 
 def prompt_rows(reading: BufferReading) -> dict[str, dict[str, int]]:
-    """The rows of the prompts of each task and evaluation: all, read, used, unusable and too long."""
+    """Each task's and evaluation's numbers of prompt rows: all, read, used, unusable and too long."""
     counted = {task: PromptRows.counted(counters) for task, counters in reading.progress.items()}
     return {task: rows._asdict() for task, rows in counted.items() if rows is not None}
 
@@ -52,7 +52,7 @@ def summarize(
 ) -> dict[str, Any]:
     """Return plain values for `summary.json`.
 
-    `held_out` maps `before` and `after` to the mean held-out reward of each task. `facts` are added at the start.
+    `held_out` maps `before` and `after` to each task's mean held-out reward. `facts` come first.
     """
     return {
         **facts,

@@ -1,4 +1,4 @@
-"""The state of a run in one sentence: whether it makes progress, otherwise the obstacle and the remedy. Pure.
+"""A run's state in one sentence: whether it makes progress and, if not, the obstacle and the remedy. Pure.
 
 `RULES` are tried in order, since an earlier state explains later states.
 """
@@ -61,7 +61,7 @@ _BAD = (State.FAILING, State.MEMORY_FULL, State.TRAINER_GONE)
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The state of a run and the reason in one sentence. `remedies` are the steps to take, in order; a healthy run has
+    """A run's state and the reason in one sentence. `remedies` lists the steps to take, in order; a healthy run has
     none."""
 
     state: State
@@ -89,7 +89,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A state, whether a run is in it if no earlier rule applies, and its `facts` and `remedies`."""
+    """A state, the condition under which it `applies` if no earlier rule does, and its `facts` and `remedies`."""
 
     state: State
     applies: Callable[[RunStatus], object]
@@ -144,8 +144,8 @@ def _causes(run: RunStatus) -> list[str]:
 
 
 def _consequence(run: RunStatus, error: str = "") -> str:
-    """The trainer's activity or failure. A failure whose name contains `error` follows from the earlier part of the
-    sentence."""
+    """The trainer's activity or failure. A failure whose name contains `error` follows from the sentence's earlier
+    part."""
     trainer = trainer_of(run)
     if trainer.phase is not TrainerPhase.FAILED or not trainer.error:
         return described(trainer)
@@ -196,7 +196,7 @@ def _to_speed_up(run: RunStatus) -> list[str]:
 
 
 def _restarts(run: RunStatus) -> Iterator[str]:
-    """Restart a trainer that is gone and other missing roles."""
+    """Restart a missing trainer and other missing roles."""
     trainer = trainer_of(run)
     if trainer.has_ended or is_silent(trainer):
         covered = max((task.checkpoint for task in trained(run)), default=0)
@@ -257,7 +257,7 @@ def _waits_too_long(run: RunStatus) -> bool:
 
 
 def _due_wait_s(run: RunStatus) -> float:
-    """The wait that each step of a synchronous run has."""
+    """The wait in each step of a synchronous run."""
     is_synchronous = all(task.stale_threshold <= 1 for task in sampled(run))
     return (trainer_of(run).usual_wait_s or 0.0) if is_synchronous else 0.0
 

@@ -1,7 +1,7 @@
-"""Detects idle workers while others hold most of the groups, as text. Pure.
+"""Detects idle workers while others hold most groups, and describes them. Pure.
 
 Workers are idle at the end of a batch because few groups are left, and just after its start because they are about to
-take some. Neither is reported: most of the batch must remain, and a worker must have been idle for a while.
+take groups. Neither is reported: most of the batch must remain, and a worker must have been idle for a while.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,13 @@ LEAST_IDLE_S = 5.0
 LEAST_PART = 0.5
 """More than this share of a batch must be under way."""
 OVERLOADED = 1.5
-"""A worker with at least this multiple of an even share of the groups holds too many."""
+"""A worker with at least this multiple of an even share of groups holds too many."""
 MOST_NAMED = 2
 
 
 def _awaited(run: RunStatus) -> int:
-    """Groups that are pending or with a worker, if they are a large part of the batch that the trainer waits for."""
+    """The number of groups pending or with a worker, if they are a large part of the batch that the trainer waits
+    for."""
     tasks = [task for task in run.tasks if task.is_sampled and task.control == "run"]
     under_way, batch = groups_in(tasks, Status.PENDING, Status.RUNNING), sum(task.batch_groups for task in tasks)
     return under_way if run.is_trainer_waiting and under_way > LEAST_PART * batch else 0
@@ -39,7 +40,7 @@ def imbalance(run: RunStatus) -> str:
 
 
 def _holders(held: Mapping[str, int], enough: float) -> list[str]:
-    """The workers with at least `enough` groups, the one with most first."""
+    """The workers with at least `enough` groups, most groups first."""
     return sorted((name for name in held if held[name] >= enough), key=lambda name: (-held[name], name))
 
 

@@ -1,4 +1,4 @@
-"""Describes workers that no longer report: their places, and the GPUs that they may still hold. Pure."""
+"""Describes workers that no longer report: where they ran, and the GPUs that they may still hold. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Facts about the production of a run, each with a remedy. Pure."""
+"""Facts about a run's production, each with a remedy. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -15,7 +15,7 @@ from rollq.monitor.status.trainer_words import shortened
 from rollq.monitor.text.units import count, seconds_in_words
 
 LEAST_OUTCOMES = 4
-"""If this many finished groups include none worth training, it is a failure and not chance."""
+"""If this many finished groups include none worth training, the cause is a failure and not chance."""
 LONG_WAIT_S = 5.0
 MOST_UNREWARDED = 0.1
 """The share of judged samples without a reward at which a run fails."""
@@ -63,7 +63,7 @@ def workers_of(run: RunStatus) -> str:
 
 
 def unrewarded(run: RunStatus) -> list[Fact]:
-    """How judges fail for too many samples; empty if they do not."""
+    """How judges fail for too many samples; empty if judges do not."""
     shares = {name: report.get("unrewarded") or 0.0 for name, report in run.alive_workers.items()}
     share = sum(shares.values()) / len(shares) if shares else 0.0
     if share < MOST_UNREWARDED:
@@ -85,7 +85,7 @@ def failures(run: RunStatus) -> list[str]:
 
 
 def _failure(task: TaskStatus) -> str:
-    """How production of a task fails; empty if it does not."""
+    """How a task's production fails; empty if it does not."""
     if task.control == "stopped":
         return f"production of task {task.task} has stopped: {shortened(task.control_reason)}"
     if task.outcomes < LEAST_OUTCOMES or task.kept or task.control == "pause":
@@ -110,7 +110,7 @@ def empty_tasks(run: RunStatus) -> Iterator[Fact]:
 
 
 def production(run: RunStatus) -> Iterator[Fact]:
-    """The makers of sampled tasks' groups, and the limits on production."""
+    """Which roles make sampled tasks' groups, and the limits on production."""
     if tasks := sampled(run):
         yield from map(Fact, _held(tasks))
         for task in tasks:
@@ -201,7 +201,7 @@ def resting(run: RunStatus) -> dict[str, str]:
 
 
 def is_held(task: TaskStatus) -> bool:
-    """Whether the staleness bound holds production back: all groups that it allows are trained or on their way."""
+    """Whether the staleness bound holds production back, with all allowed groups trained or on their way."""
     return task.control == "run" and task.scheduled >= task.limit
 
 
@@ -214,7 +214,7 @@ def unproduced(run: RunStatus) -> list[str]:
 
 
 def _last_seen(tasks: Sequence[TaskStatus]) -> str:
-    """How long the producers of tasks are silent, and the place of the last one."""
+    """How long the tasks' producers have been silent, and the last producer's place."""
     ages = [task.producer_silent_s for task in tasks if task.producer_silent_s is not None]
     since = f" for {seconds_in_words(min(ages))}" if ages else ""
     last = min((seen for task in tasks for seen in task.producers), key=lambda seen: seen.silent_s, default=None)
@@ -255,7 +255,8 @@ def _unarchived(run: RunStatus) -> Iterator[Fact]:
 
 
 def _late_groups(run: RunStatus) -> list[int]:
-    """The groups of each task that wait for the archive, if one has more than two batches of them."""
+    """The number of each task's groups that wait for the archive, if a task has more than two batches of such
+    groups."""
     leaving = [(task.groups(Status.LEAVING), task.batch_groups) for task in run.tasks]
     return [groups for groups, _ in leaving] if any(groups > 2 * batch for groups, batch in leaving) else []
 

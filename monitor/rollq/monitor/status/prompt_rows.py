@@ -7,9 +7,8 @@ from rollq.buffer.calls.replies.prompts import Unusable
 
 
 class PromptRows(NamedTuple):
-    """The number of rows in a file of prompts, and of the rows that producers have `read`. The `used` rows became
-    prompts, the `unusable` rows cannot be read as prompts, and the `too_long` rows have more tokens than
-    `max_prompt_tokens`.
+    """Numbers of rows: in a prompt file, and `read` by producers. The `used` rows became prompts, the `unusable` rows
+    cannot be read as prompts, and the `too_long` rows have more tokens than `max_prompt_tokens`.
     """
 
     rows: int
@@ -20,7 +19,7 @@ class PromptRows(NamedTuple):
 
     @classmethod
     def counted(cls, progress: Mapping[str, float]) -> "PromptRows | None":
-        """The rows in a task's counters; None before a producer has read any, and for tasks without prompts."""
+        """The rows in a task's counters; None before a producer has read any row, and for tasks without prompts."""
         if "rows" not in progress:
             return None
         rows, read, unusable, too_long = (

@@ -1,4 +1,4 @@
-"""Rates and times of a task over the last minute, from its history. Pure."""
+"""A task's rates and times over the last minute, from its history. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ LEAST_MS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates of a task over its last `seconds`, at most about a minute; all are per second.
+    """A task's rates, per second, over its last `seconds`, at most about a minute.
 
-    `groups` counts attempts that workers have put, and `tokens` their new tokens. `trained`, `failed`, `filtered` and
-    `expired` count groups. The mean times of groups are in seconds: `queued_s` from admission to the first lease,
-    `worked_s` with a worker, for generation and judging, and `waited_s` until the trainer takes the group; a time is
-    None while no group reaches its end. `waited_s` is computed by Little's law: the mean number of waiting groups,
-    divided by the rate at which they leave. `staleness` is the mean over trained groups of the oldest token's
-    staleness, in train steps.
+    `groups` counts attempts that workers have put, and `tokens` counts their new tokens. `trained`, `failed`,
+    `filtered` and `expired` count groups. Groups' mean times are in seconds: `queued_s` from admission to the first
+    lease, `worked_s` with a worker, for generation and judging, and `waited_s` until the trainer takes the group; a
+    time is None while no group reaches its end. `waited_s` is computed by Little's law: the mean number of waiting
+    groups, divided by the rate at which they leave. `staleness` is the oldest token's staleness, in train steps,
+    averaged over trained groups.
     """
 
     seconds: float

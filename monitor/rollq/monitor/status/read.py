@@ -47,15 +47,14 @@ class TaskStatus:
     """The status of one task.
 
     `ready` counts completed groups that are fresh enough for `step`, whose batch takes `batch_groups`; `by_staleness`
-    divides them by the staleness that they would be trained with. Of all groups ever, `trained` are trained,
-    `scheduled` are trained or on their way, and `limit` may be while the live `version` stays live; with the next
-    published version, `next_version`, it grows. `statuses` counts groups by status, `bytes` says what their frames
-    take, and `progress` has the task's cumulative counters. `kept` of the last `outcomes` finished groups were worth
-    training; `dropped` counts groups that left, by reason. Ages are in seconds (see `Overview`); `producer_silent_s` is
-    None if no producer was ever seen; `producers` are the producers' places. `archive_trouble` says why an archiver
-    cannot write, and is empty if it can. `archives` says whether an archiver has taken groups lately. `last_error` is
-    None if there was no error in the last 10 minutes. `unusable` says why rows of its prompts cannot be used;
-    `excluded` counts rows that were taken out by hand.
+    divides them by the staleness that training would see. Of all groups ever, `trained` are trained, `scheduled` are
+    trained or on their way, and `limit` may be while the live `version` stays live; with the next published version,
+    `next_version`, it grows. `statuses` counts groups by status, `bytes` counts their frames' bytes, and `progress`
+    holds the task's cumulative counters. `kept` of the last `outcomes` finished groups were worth training; `dropped`
+    counts groups that left, by reason. Ages are in seconds (see `Overview`); `producer_silent_s` is None if no producer
+    was ever seen; `producers` holds the producers' places. `archive_trouble` says why an archiver cannot write, or is
+    empty. `archives` says whether an archiver has taken groups lately. `last_error` is None if there was no error in
+    the last 10 minutes. `unusable` says why prompt rows cannot be used; `excluded` counts rows taken out by hand.
     """
 
     task: str
@@ -95,13 +94,13 @@ class TaskStatus:
     offline: bool = False  # filled by insertions alone
     checkpoint: int = 0  # the last step that a checkpoint covers, 0 before the first
     is_retired: bool = False  # no batch takes its groups
-    reward: float | None = None  # mean of its samples in the last step that was trained
+    reward: float | None = None  # mean of its samples in the last trained step
     response_tokens: float | None = None  # mean of its trained samples in that step
     evaluation: EvaluationState | None = None  # of an evaluation, once it has a result
 
     @property
     def state(self) -> str:
-        """The task's state in a word: retired, or what its production is set to."""
+        """The task's state in a word: retired, or its production's setting."""
         return RETIRED if self.is_retired else self.control
 
     @property
@@ -116,7 +115,7 @@ class TaskStatus:
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether it only measures weights."""
+        """Whether the task only measures weights."""
         return self.kind == "eval"
 
     @property
@@ -133,9 +132,9 @@ class TaskStatus:
 class RunStatus:
     """The status of a run at `at_ms` of the server's clock.
 
-    `tickets` counts tickets in the queue, `jobs` RQ's executing, finished and failed tickets. `workers` maps a worker
-    to its last report (see `completed_report`). `trainer` is the last trainer that took the run, with its state brought
-    up to date.
+    `tickets` counts tickets in the queue, and `jobs` counts RQ's executing, finished and failed tickets. `workers` maps
+    each worker to its last report (see `completed_report`). `trainer` is the last trainer that took the run, with its
+    state brought up to date.
     """
 
     run: str
@@ -202,8 +201,8 @@ def with_last_step(task: TaskStatus, trainer: TrainerState | None) -> TaskStatus
 
 
 def completed_report(report: Mapping[str, Any], share: Mapping[str, float]) -> dict[str, Any]:
-    """The report of a worker with `age_s`, `condition` (alive, silent or dead) and, if the trainer reports it,
-    `batch_share`, its part of the samples of the last trained batch.
+    """A worker's report with `age_s`, `condition` (alive, silent or dead) and, if the trainer reports it,
+    `batch_share`, the worker's share of the last trained batch's samples.
 
     A worker that takes groups and has none is `idle`. A dead worker has no `tokens_per_s`.
     """
@@ -216,10 +215,10 @@ def completed_report(report: Mapping[str, Any], share: Mapping[str, float]) -> d
 
 
 def batch_share(report: Mapping[str, Any], worker: str) -> dict[str, float]:
-    """A worker's share of the samples of the last batch, from the trainer's report; empty if the report lacks it.
+    """A worker's share of the last batch's samples, from the trainer's report; empty if the report lacks it.
 
-    The report names the workers with the most samples. Other workers made none, unless it counts samples of unnamed
-    workers.
+    The report names the workers with the most samples. Other workers made none, unless the report counts unnamed
+    workers' samples.
     """
     named = report.get("workers")
     others, inserted = _counted(report, "other_samples"), _counted(report, "inserted_samples")
@@ -236,9 +235,9 @@ def _counted(report: Mapping[str, Any], name: str) -> int:
 
 
 def brought_up_to_date(trainer: TrainerState | None, tasks: Sequence[TaskStatus]) -> TrainerState | None:
-    """The state of a trainer, brought forward if its tasks show later steps than its last report.
+    """A trainer's state, brought forward if its tasks show later steps than its last report.
 
-    It reports each second, so its last report may be a second and several steps old. The last report of a killed
+    A trainer reports each second, so its last report may be a second and several steps old. The last report of a killed
     trainer stays old.
     """
     if trainer is None or trainer.has_ended:
@@ -254,7 +253,7 @@ def _still_waits(trainer: TrainerState) -> bool:
 
 
 def _with_ready(trainer: TrainerState, batched: Sequence[TaskStatus]) -> TrainerState:
-    """The state of a waiting trainer with the groups that are ready now, which may be all that it waits for."""
+    """A waiting trainer's state with the groups that are ready now, perhaps all that it waits for."""
     ready = {task.task: task.ready for task in batched}
     lacking = {task: wanted for task, wanted in trainer.wanted.items() if ready.get(task, 0) < wanted}
     if trainer.wanted and not any((lacking, trainer.stragglers, trainer.unarchived)):
@@ -263,7 +262,7 @@ def _with_ready(trainer: TrainerState, batched: Sequence[TaskStatus]) -> Trainer
 
 
 def _moved_on(trainer: TrainerState, batched: Sequence[TaskStatus]) -> TrainerState | None:
-    """The state of a trainer whose tasks are ahead of its last report; None if they are not."""
+    """The state of a trainer whose tasks are ahead of its last report; None for any other trainer."""
     step = max((task.step for task in batched), default=trainer.step)
     has_batch = any(task.groups(Status.CLAIMED) for task in batched if task.step == step)
     if not _is_behind(trainer, step, has_batch=has_batch):

@@ -24,7 +24,7 @@ from rollq.monitor.text.tables import aligned, fitting
 from rollq.monitor.text.units import count, in_words, of_limit, seconds_in_words
 
 STATUS_VERSION = 2
-"""Version of the JSON that `as_json` returns; it grows when a field is removed or changes its meaning."""
+"""Version of the JSON that `as_json` returns, which grows when a field is removed or changes its meaning."""
 WIDTH = 100
 """Characters per line if the terminal reports no width."""
 ALWAYS_SHOWN = (Status.PENDING, Status.RUNNING, Status.COMPLETED)
@@ -53,7 +53,7 @@ _CELLS: Mapping[str, Callable[[Any, Mapping[str, Any]], str]] = {
     "batch_share": lambda value, _: f"{value:.0%}",
     **dict.fromkeys(("generate_s", "judge_s", "age_s"), lambda value, _: seconds_in_words(value)),
 }
-"""Columns whose cells are not just the value, and the function that makes one from the value and the report."""
+"""Columns whose cells are not just the value, each with a function that makes a cell from the value and the report."""
 MOST_PRODUCERS = 3
 """How many producers are named."""
 FULLNESS_FIELDS = ("share", "limit", "is_full", "used_bytes", "limit_bytes")
@@ -116,7 +116,7 @@ def run_line(run: RunStatus) -> str:
 
 
 def producers_line(tasks: Iterable[TaskStatus]) -> str:
-    """The places of all producers that any task has seen, the latest first; empty if there are none."""
+    """The places of all producers that any task has seen, latest first; empty without producers."""
     seen: dict[Place, float] = {}
     for producer in chain.from_iterable(task.producers for task in tasks):
         seen[producer.place] = min(producer.silent_s, seen.get(producer.place, producer.silent_s))
@@ -155,8 +155,7 @@ def _depth_table(tasks: Sequence[TaskStatus]) -> list[str]:
 
 
 def evaluation_table(tasks: Sequence[TaskStatus]) -> list[str]:
-    """A row for each evaluation: the weights and the reward of the last result, and the progress of the present
-    evaluation."""
+    """A row for each evaluation: the last result's weights and reward, and the present evaluation's progress."""
     rows = [[task.task, *_evaluation_cells(task.evaluation)] for task in tasks if task.is_evaluation]
     return aligned([["evaluation", "last step", "reward", "done", "failed", "state"], *rows]) if rows else []
 
@@ -174,7 +173,7 @@ def _evaluation_cells(state: EvaluationState | None) -> list[str]:
 
 
 def reward_cell(task: TaskStatus, tasks: Sequence[TaskStatus]) -> str:
-    """The mean reward of a task in the last step; the lowest of several trained tasks is marked."""
+    """A task's mean reward in the last step; the lowest of several trained tasks' rewards is marked."""
     if task.reward is None:
         return "-"
     return f"{'lowest ' if _is_lowest(task, tasks) else ''}{task.reward:.3f}"
@@ -186,7 +185,7 @@ def _is_lowest(task: TaskStatus, tasks: Sequence[TaskStatus]) -> bool:
 
 
 def length_cell(task: TaskStatus) -> str:
-    """The mean trained tokens of a response of the last step."""
+    """The mean number of trained tokens per response in the last step."""
     return "-" if task.response_tokens is None else f"{task.response_tokens:,.0f}"
 
 
@@ -289,7 +288,7 @@ def _samples_line(task: TaskStatus) -> str:
 
 
 def trainer_lines(trainer: TrainerState | None, width: int) -> list[str]:
-    """The trainer's phase, the times of its steps, its last step with its mismatch with the engines, and its error."""
+    """The trainer's phase, its steps' times, its last step with the mismatch with the engines, and its error."""
     if trainer is None:
         return []
     facts = [_phase(trainer), *_where(trainer.place)]
@@ -317,7 +316,7 @@ def _phase(trainer: TrainerState) -> str:
 
 
 def _reported(report: Mapping[str, Any]) -> list[str]:
-    """Facts about the last step that a trainer has reported."""
+    """Facts about the last step reported by a trainer."""
     facts = []
     if report:
         what = f"trained step {report['step']}" if "step" in report else "reported"
@@ -345,7 +344,7 @@ def _worker_lines(workers: Mapping[str, Mapping[str, Any]], width: int) -> list[
 
 
 def worker_columns(workers: Mapping[str, Mapping[str, Any]], width: int) -> list[str]:
-    """The columns of the table of workers that fit into a width; optional columns are omitted first."""
+    """The columns of the workers' table that fit into a width; optional columns are omitted first."""
     widths = {}
     for column, title in WORKER_COLUMNS.items():
         if any(report.get(column, "") != "" for report in workers.values()):

@@ -30,7 +30,7 @@ def described(trainer: TrainerState) -> str:
 
 
 def last_step(trainer: TrainerState) -> list[str]:
-    """How long ago it trained its last step, if it still runs and has trained a step."""
+    """How long ago the trainer trained its last step, if it still runs and has trained a step."""
     if trainer.last_step_s is None or trainer.phase is TrainerPhase.COMMITTED or is_silent(trainer):
         return []
     return [f"last step {seconds_in_words(trainer.last_step_s)} ago"]

@@ -1,4 +1,4 @@
-"""The number of workers that keeps a run's trainer from waiting. Pure."""
+"""How many workers keep a run's trainer from waiting. Pure."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -11,7 +11,7 @@ from rollq.monitor.status.production_facts import workers_of
 from rollq.monitor.status.read import RunStatus, TaskStatus
 
 LEAST_KEEP_RATE = 0.05
-"""A keep rate below this is a problem of the task that more workers do not solve."""
+"""A keep rate below this is a problem with the task, which more workers do not solve."""
 LEAST_SPEED = 0.5
 """All wanted workers have enough work for this fraction of their full speed."""
 TOLERANCE = 1e-6
@@ -34,9 +34,9 @@ class Speed:
 def wanted_workers(run: RunStatus) -> int | None:
     """The number of workers that would keep the trainer from waiting; None while any of the inputs is unknown.
 
-    It is 0 if the trainer has ended or no task produces, otherwise at least 1: see `workers_for`. The trainer takes
-    `batch_groups` in the average time of a step without the wait. A share `keep_rate` (at least 0.05) of the groups is
-    worth training, so more are made.
+    The number is 0 if the trainer has ended or no task produces, and otherwise at least 1 (see `workers_for`). The
+    trainer takes `batch_groups` in the average time of a step without the wait. Only a share `keep_rate` (at least
+    0.05) of the groups is worth training, so workers make more.
 
     In a synchronous run the trainer always waits while a batch is generated. The number is then the smallest with which
     generation takes no longer than training.
@@ -109,7 +109,7 @@ def _keep_rate(task: TaskStatus) -> float:
 
 
 def _under_way(task: TaskStatus) -> tuple[int, float]:
-    """How many groups and samples of a task may be under way while the trainer trains; in a synchronous run, while it
+    """How many of a task's groups and samples may be under way while the trainer trains or, in a synchronous run,
     waits."""
     batches = max(1, task.stale_threshold - 1)
     groups = batches * task.batch_groups

@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:
-    """Rows as lines, each column as wide as its widest cell; columns in `left` are aligned left, the others right."""
+    """Rows as lines, each column as wide as its widest cell; columns in `left` are left-aligned, and others are
+    right-aligned."""
     columns = [
         [cell.ljust(width) if index in left else cell.rjust(width) for cell in cells]
         for index, cells in enumerate(zip(*rows, strict=True))

@@ -1,4 +1,4 @@
-"""Makes models' and users' text safe for a terminal, which it then cannot control. Widths are as displayed. Pure."""
+"""Makes models' and users' text unable to control a terminal. Widths are display widths. Pure."""
 
 import unicodedata
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Numbers of bytes, with units for reading and as a server's configuration writes them."""
+"""Numbers of bytes, with readable units and in the form of a server's configuration."""
 
 import math
 
