@@ -1,1 +1,1 @@
-"""Engines turn token ids into token ids: the protocol, the host of an engine, and the engines that ship with rollq."""
+"""Engines continue token ids: their protocol, their host, and the engines that ship with rollq."""

@@ -1,9 +1,9 @@
-"""The gate between requests and an engine: it holds requests back while weights change or the engine sleeps.
+"""The gate in front of an engine. It holds requests back while weights change or the engine sleeps.
 
-Invariant: a request reaches the engine only while no swap is under way and the engine is awake. A swap starts when all
-running requests that must not see it have ended. In the modes `wait` and `abort`, these are all requests (`abort` first
-stops most of them). In mode `keep`, they are only requests that must finish. After a swap succeeds or fails, waiting
-requests are let in.
+Invariant: a request reaches the engine only while no swap is under way and the engine is awake. A swap starts when the
+running requests that must not outlive it have ended: in the modes `wait` and `abort`, all requests (`abort` first stops
+most of them); in mode `keep`, only requests that must finish. After a swap succeeds or fails, waiting requests are let
+in.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ T = TypeVar("T")
 class Call:
     """One request at the gate, waiting or running.
 
-    The engine sets `version`, the weights that it serves, when it starts the request; `version` is None while the
-    request waits. An `aborted` request was asked to end with the tokens that it has.
+    The engine sets `version`, the version of its weights, when it starts the request; `version` is None while the
+    request waits. An `aborted` request was asked to end with its tokens so far.
     """
 
     request: Request
@@ -38,15 +38,15 @@ class Call:
 
 C = TypeVar("C", bound=Call)
 Stop = Callable[[Sequence[C]], Awaitable[None]]
-"""Ends running calls with the tokens they have. Calls that still run afterwards are cancelled."""
+"""Ends running calls with their tokens so far. Calls that still run afterwards are cancelled."""
 
 
 class RequestGate(Generic[C]):
     """Lets requests into an engine, one swap at a time. Closed until `start`."""
 
     def __init__(self, stop: Stop[C] | None = None, opened: Callable[[], None] = lambda: None) -> None:
-        """`stop` is called to end running calls in the engine; by default, their tasks are only cancelled. `opened` is
-        called whenever requests may start again."""
+        """The gate calls `stop` to end running calls in the engine; by default, it only cancels their tasks. It calls
+        `opened` whenever requests may start again."""
         self.calls: set[C] = set()
         self._stop = stop
         self._opened = opened
@@ -71,7 +71,7 @@ class RequestGate(Generic[C]):
         return [call for call in self.calls if call.running]
 
     def check_alive(self) -> None:
-        """Raise `EngineDead` unless the engine has been started and has not failed."""
+        """Raise `EngineDead` if the engine has not been started or has failed."""
         if self._dead is not None:
             raise EngineDead(self._dead)
 
@@ -82,10 +82,10 @@ class RequestGate(Generic[C]):
         self._update()
 
     async def serve(self, call: C, ask: Callable[[C], Awaitable[T]]) -> T | None:
-        """The result of `ask(call)`, which is called as soon as the gate is open. None when the call was stopped.
+        """Call `ask(call)` as soon as the gate is open, and return its result; None when the call was stopped.
 
-        `ask` must set `call.version` at the moment the request starts, with the gate open. Raises what `ask` raises,
-        and `EngineDead`.
+        `ask` must set `call.version` when the request starts, with the gate open. Raises the exceptions of `ask`, and
+        `EngineDead`.
         """
         self.check_alive()
         call.version = None
@@ -123,11 +123,11 @@ class RequestGate(Generic[C]):
     async def closed(
         self, mode: SwapMode, *, outlives: Callable[[C], bool] = lambda _: True, interrupt: bool = False
     ) -> AsyncIterator[None]:
-        """Keep the gate closed. The body runs once every request that the swap must wait for has ended.
+        """Keep the gate closed. The body runs once all requests that hold up the swap have ended.
 
         In mode `keep`, a running request outlives the swap unless it must finish or `outlives` returns False for it. An
-        engine that cannot keep them sets `interrupt`: then `serve` returns None for them, and they are served again
-        after the swap. Raises `EngineDead`.
+        engine that cannot keep running requests sets `interrupt`: the swap ends them, `serve` returns None, and their
+        callers ask again afterwards. Raises `EngineDead`.
         """
         self._swapping = True
         self._update()
@@ -183,7 +183,7 @@ class RequestGate(Generic[C]):
 
 
 class Gated:
-    """The members of an `Engine` that only need its gate."""
+    """The members of an `Engine` that need only its gate."""
 
     _gate: RequestGate[Any]
 

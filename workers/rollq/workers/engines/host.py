@@ -1,4 +1,4 @@
-"""Keeps an engine alive, and tracks whether it serves weights that the trainer published.
+"""Keeps an engine alive, and tracks whether the engine serves weights that the trainer published.
 
 Invariant: `published` is set exactly while a live engine serves weights that came through `swap` or `receive`. Groups
 are leased only then, so a token never carries a version that its engine has not loaded.
@@ -39,16 +39,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 YOUNG_OBJECTS = 10_000
-"""New objects between two collections of the youngest generation. With Python's default, 700, a busy worker spends 2 %
-of a core on them."""
+"""How many new objects start a collection of the youngest generation. With Python's default, 700, a busy worker spends
+2 % of a core on collections."""
 
 
 class EngineHost:
-    """One engine at a time, replaced when it dies, up to `restarts` times. Checks its weights after each swap."""
+    """Keeps one engine, replaces it up to `restarts` times when it dies, and checks its weights after each swap."""
 
     def __init__(self, make: Callable[[], Engine], restarts: int, *, freeze: bool = False) -> None:
-        """With `freeze`, `freeze_heap` is called whenever an engine has started. Otherwise garbage collection scans all
-        objects of vLLM and torch, which blocks the event loop for 0.7 s every 10 s."""
+        """With `freeze`, the host calls `freeze_heap` whenever an engine has started. Otherwise, garbage collection
+        scans all of vLLM's and torch's objects, and blocks the event loop for 0.7 s every 10 s."""
         self._make = make
         self._freeze = freeze
         self._restarts_left = restarts
@@ -70,14 +70,14 @@ class EngineHost:
 
     @property
     def max_sequences(self) -> int:
-        """How many sequences the engine can run at a time."""
+        """The number of sequences that the engine can run at a time."""
         sequences = self._engine.max_sequences if isinstance(self._engine, BoundedEngine) else None
         return sequences or SEQUENCES
 
     @property
     def transfer_ranks(self) -> int:
-        """How many ranks the engine adds to the trainer's process group. 0 means that it loads weights only from
-        files."""
+        """The number of ranks that the engine adds to the trainer's process group. 0 means that the engine loads
+        weights only from files."""
         return self._engine.transfer_ranks if isinstance(self._engine, Receiver) else 0
 
     async def start(self) -> None:
@@ -103,10 +103,9 @@ class EngineHost:
             await self.start()
 
     async def generate(self, request: Request) -> Completion:
-        """See `Engine.generate`. Tokens whose version the engine does not report get the version at the request's
-        start.
+        """See `Engine.generate`. Tokens without a version from the engine get the version at the request's start.
 
-        Raises `SampleFailed` of the kind `context` or `provider`, and `EngineDead`.
+        Raises `SampleFailed` with the kind `context` or `provider`, and `EngineDead`.
         """
         engine = self._living()
         if request.images is not None:
@@ -129,7 +128,7 @@ class EngineHost:
         return await self._trials.sift(completion)
 
     def trusts(self, versions: Collection[VersionSpan]) -> bool:
-        """Whether all these versions have passed their check; False while one is being checked."""
+        """Whether all these versions have passed their check; False while any check runs."""
         return self._trials.trusts(versions)
 
     @property
@@ -146,9 +145,9 @@ class EngineHost:
     async def swap(
         self, weights: Path, version: WeightsVersion, mode: SwapMode, probe: Probe | None = None
     ) -> float | None:
-        """See `Engine.swap`. Returns None without a swap while the engine sleeps: its weights are not on the device.
+        """See `Engine.swap`. While the engine sleeps, its weights are not on the device: returns None without a swap.
 
-        Raises `WeightsRejected` if the engine's logprobs differ from the logprobs of `probe`, or are not finite.
+        Raises `WeightsRejected` if the engine's logprobs differ from `probe`'s or are not finite.
         """
         async with self._changing:
             if self.asleep:
@@ -157,8 +156,8 @@ class EngineHost:
             return await self._change(engine, engine.swap(weights, version, mode), version, probe)
 
     async def receive(self, incoming: Incoming, version: WeightsVersion, mode: SwapMode) -> float | None:
-        """See `Receiver.receive`; returns None, and raises `WeightsRejected`, as `swap` does. Raises `ConfigError` for
-        an engine that cannot receive weights."""
+        """See `Receiver.receive`. Returns None and raises `WeightsRejected` as `swap` does. Raises `ConfigError` for an
+        engine that cannot receive weights."""
         async with self._changing:
             if self.asleep:
                 return None
@@ -175,10 +174,10 @@ class EngineHost:
     async def _change(
         self, engine: Engine, change: Awaitable[float], version: WeightsVersion, probe: Probe | None
     ) -> float:
-        """Await a change of weights, then check the weights. Their tokens are held back until the check has ended. If
-        it fails, all requests end."""
+        """Await a change of weights, then check the new weights. Their tokens are held back until the check has ended.
+        If the check fails, all requests end."""
         passed = False
-        self._trials.begin(version)  # before the load: the engine may use the weights at once
+        self._trials.begin(version)  # before the load: the engine may use the weights immediately
         if isinstance(engine, SelfChecking):
             engine.expect(probe)
         try:

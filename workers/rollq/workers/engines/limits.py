@@ -1,4 +1,4 @@
-"""Refuses requests that can never work, and computes the token limit of all others. All engines use it."""
+"""Refuses requests that can never work, and computes the token limit of all others, for every engine."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -24,7 +24,7 @@ UNSUPPORTED: Final[Mapping[str, frozenset[str]]] = {
 
 
 def token_limit(request: Request, context_tokens: int) -> int:
-    """The most new tokens for `request` in a context of `context_tokens`.
+    """The largest number of new tokens for `request` in a context of `context_tokens` tokens.
 
     Raises `ContextFull`, and `ValueError` for an empty prompt or invalid sampling parameters.
     """
@@ -57,6 +57,6 @@ def check_supported(sampling: Sampling, engine: str) -> None:
 
 
 def check_ids(ids: Sequence[int], vocabulary: int) -> None:
-    """Raise `ValueError` unless all token ids are in [0, `vocabulary`)."""
+    """Raise `ValueError` for a token id outside [0, `vocabulary`)."""
     if min(ids) < 0 or max(ids) >= vocabulary:
         raise ValueError(f"token ids must be in [0, {vocabulary}), found {min(ids)} to {max(ids)}")

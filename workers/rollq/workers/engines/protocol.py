@@ -1,7 +1,7 @@
 """The protocol of inference engines: token ids in; token ids, logprobs and version spans out.
 
-Invariant: every token returned carries the version of the weights that made it, and its logprob belongs to the
-distribution that it was sampled from (after temperature). Agent loops and the trainer's importance ratios rely on this.
+Invariant: every returned token carries the version of the weights that made it, and its logprob under the distribution
+(after temperature) that was sampled. Agent loops and the trainer's importance ratios rely on this.
 """
 
 import logging
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 
 SEQUENCES = 256
-"""How many sequences an engine gets at a time if it reports no limit."""
+"""The number of sequences that an engine gets at a time if it reports no limit."""
 REPORT_TOKENS = 128
-"""An engine reports a running request's tokens after this many new tokens."""
+"""An engine reports a running request's tokens whenever this many are new."""
 
 
 class WeightsVersion(NamedTuple):
@@ -41,18 +41,18 @@ class SwapMode(StrEnum):
     """The fate of running requests when weights are swapped."""
 
     WAIT = "wait"  # they finish on the old weights first
-    ABORT = "abort"  # they return what they have, finish reason `abort`
+    ABORT = "abort"  # they return their tokens so far, finish reason `abort`
     KEEP = "keep"  # they freeze, and continue under the new weights with a recomputed cache
     RESTART = "restart"  # like `abort`, and the engine restarts with the weights: for models that cannot reload them
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Every parameter of sampling. All defaults except `temperature` have no effect.
+    """All sampling parameters. Their defaults, except `temperature`, have no effect.
 
-    A response ends with an EOS token, unless `ignore_eos`, or with one of `stop_token_ids`. `logit_bias` maps token ids
-    in decimal, as text, to numbers that are added to their logits. At most one of `guided_json`, a JSON schema, and
-    `guided_regex` is set.
+    A response ends with an EOS token, unless `ignore_eos`, or with one of `stop_token_ids`. `logit_bias` maps token
+    ids, as decimal strings, to numbers that are added to the tokens' logits. At most one of `guided_json`, a JSON
+    schema, and `guided_regex` is set.
     """
 
     max_tokens: int
@@ -74,7 +74,8 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as stored with the sample: the usual parameters, and the rare parameters that are set."""
+        """The plain values that are stored with the sample: the usual parameters, and the rare parameters that are
+        set."""
         return {name: getattr(self, name) for name in _USUAL} | self.rare()  # asdict would copy deeply
 
     def rare(self) -> dict[str, Any]:
@@ -92,12 +93,12 @@ _NEUTRAL = {field.name: getattr(Sampling(1), field.name) for field in fields(Sam
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One sequence to generate. `prefix_ids` are response tokens that already exist (partial rollout); the engine
-    continues them and returns only new tokens; `sampling.max_tokens` counts new tokens.
+    """One sequence to generate. `prefix_ids` holds existing response tokens (partial rollout); the engine continues
+    them and returns only new tokens. `sampling.max_tokens` counts new tokens.
 
-    If it `must_finish`, swaps of every mode wait for it once it runs, and all its tokens have one version. `report`
-    receives all new tokens so far, with their versions, after every `REPORT_TOKENS` tokens. It is called on the event
-    loop and does not raise. An engine that cannot see the tokens of a running request never calls it.
+    If the request `must_finish`, swaps in every mode wait for it once it runs, and all its tokens have one version. The
+    engine calls `report` on the event loop after every `REPORT_TOKENS` tokens, with all new tokens so far and their
+    versions; `report` does not raise. An engine that cannot see a running request's tokens never calls it.
     """
 
     prompt_ids: Int32Array
@@ -111,17 +112,18 @@ class Request:
 
     @property
     def context(self) -> Int32Array:
-        """Token ids int32 that the engine continues: prompt and prefix."""
+        """The token ids int32 that the engine continues: prompt and prefix."""
         return self.prompt_ids if self.prefix_ids is None else np.concatenate([self.prompt_ids, self.prefix_ids])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """New tokens of one request: `ids` int32 [R], EOS included; `logprobs` float32 [R] in nats; `versions` cover R.
+    """One request's new tokens: `ids` int32 [R], EOS included; `logprobs` float32 [R] in nats; `versions`, which cover
+    R.
 
-    `versions` is empty if the engine does not report versions. Then all tokens count as of the version at the request's
-    start. `arrays` hold further values per token (routed experts, top-k logprobs): each [R, ...] over the new tokens,
-    or [P + R, ...] over the P tokens of prompt and prefix too; 0 for a token without a value.
+    `versions` is empty if the engine reports none; all tokens then get the version at the request's start. `arrays`
+    holds further values per token (routed experts, top-k logprobs): each array is [R, ...] for the new tokens, or [P +
+    R, ...] with the P tokens of prompt and prefix, with 0 for a token without a value.
     """
 
     ids: Int32Array
@@ -139,14 +141,14 @@ class ContextFull(SampleFailed, ValueError):
 
 
 class RequestRefused(SampleFailed, ValueError):
-    """The engine refuses a request, which can never work."""
+    """The engine refuses a request that can never work."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(FailureKind.PROVIDER, reason)
 
 
 class EngineDead(RollqError, RuntimeError):
-    """The inference engine has died; the worker restarts it or exits."""
+    """The inference engine has died; the worker restarts the engine or exits."""
 
 
 class Engine(Protocol):
@@ -167,11 +169,11 @@ class Engine(Protocol):
         """
 
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
-        """Serve the weights of directory `weights` as `version` from now on: one or several safetensors files, or an
-        adapter. Returns for how many seconds no tokens could be generated.
+        """From now on, serve the weights in directory `weights`, one or several safetensors files or an adapter, as
+        `version`. Returns the number of seconds without token generation.
 
-        Raises `rollq.buffer.errors.WeightsError`, with the old weights still serving, when the directory does not hold
-        exactly the tensors (names and shapes) of the model.
+        Raises `rollq.buffer.errors.WeightsError`, and still serves the old weights, when the directory does not hold
+        exactly the model's tensors (names and shapes).
         """
 
     async def abort(self, requests: Collection[Request]) -> None:
@@ -196,7 +198,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Scorer(Protocol):
-    """The additional members of an `Engine` that can score given tokens. Checks of its weights use them.
+    """The additional members of an `Engine` that can score given tokens. Weight checks use them.
 
     `dtype` is torch's name for the dtype of its forward pass (`bfloat16`), or the name of its quantization.
     """
@@ -205,8 +207,9 @@ class Scorer(Protocol):
     vocabulary: int
 
     async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array] | None:
-        """For each prompt int32 [T], the logprobs float32 [T - 1] in nats of all tokens except the first, under the
-        current weights; None if the engine cannot score. Called only while no weights change. Raises `EngineDead`."""
+        """Return, for each prompt int32 [T], the logprobs float32 [T - 1] in nats of all tokens except the first, under
+        the current weights; None if the engine cannot score. Called only while no weights change. Raises
+        `EngineDead`."""
 
 
 @runtime_checkable
@@ -214,26 +217,26 @@ class Summing(Protocol):
     """The additional method of an `Engine` that can add up its parameters."""
 
     async def bit_sums(self) -> Mapping[str, BitSums]:
-        """The sums of its parameters, by their names in transformers. Raises `EngineDead`."""
+        """The parameters' sums, by their names in transformers. Raises `EngineDead`."""
 
 
 @runtime_checkable
 class CachingEngine(Engine, Protocol):
-    """The additional method of an `Engine` that reuses keys and values of earlier prompts."""
+    """The additional method of an `Engine` that reuses earlier prompts' keys and values."""
 
     async def cache_error(self) -> float:
-        """The mean distance, in nats, between logprobs of next tokens with and without the cache, after a prompt that
-        was also used before the last swap. It detects stale keys and values. Raises `EngineDead`."""
+        """The mean distance, in nats, between next-token logprobs with and without the cache, after a prompt from
+        before the last swap. Large distances reveal stale keys and values. Raises `EngineDead`."""
 
 
 @runtime_checkable
 class BoundedEngine(Protocol):
-    """The additional member of an `Engine` that can report how many sequences it runs at a time."""
+    """The additional member of an `Engine` that can report its number of concurrent sequences."""
 
     @property
     def max_sequences(self) -> int | None:
-        """How many sequences run at a time: further requests would only wait in the engine. None means no limit. Read
-        after the engine has started."""
+        """The number of sequences that run at a time; further requests would only wait in the engine. None means no
+        limit. Known after the engine has started."""
 
 
 @runtime_checkable
@@ -246,26 +249,26 @@ class ImageEngine(Protocol):
 
 
 class Tokenizer(Protocol):
-    """The part of a tokenizer that loops and judges use."""
+    """The tokenizer methods that loops and judges use."""
 
     def encode(self, text: str) -> list[int]: ...
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a text that is a whole prompt, with a prompt's special tokens, such as BOS."""
+        """The ids of a whole prompt's text, with a prompt's special tokens, such as BOS."""
 
     def decode(self, ids: list[int], *, special: bool = False) -> str:
-        """Text of `ids`, without special tokens unless `special`."""
+        """The text of `ids`; special tokens are left out unless `special`."""
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Render a conversation and definitions of tools by the chat template, up to the assistant's turn."""
+        """Render a conversation and tool definitions with the chat template, up to the assistant's turn."""
 
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """Token ids of `render`."""
+        """The token ids of what `render` returns."""
 
     def chat_continued(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """Token ids of a conversation that ends in the middle of the assistant's last message."""
+        """The token ids of a conversation that ends in the middle of the assistant's last message."""
 
     @property
     def chat_template(self) -> str | None:
@@ -284,7 +287,8 @@ class Tokenizer(Protocol):
 
 
 def parse_reason(raw: object) -> FinishReason:
-    """An engine's finish reason, in any case; `ERROR`, with a log line, if it is missing or unknown."""
+    """Parse an engine's finish reason, in upper or lower case. Returns `ERROR`, and logs a line, if the reason is
+    missing or unknown."""
     if isinstance(raw, FinishReason):
         return raw
     try:

@@ -1,7 +1,7 @@
-"""A worker's side of a weight broadcast, in which the trainer sends weights straight into the engine.
+"""The worker's side of weight broadcasts, in which the trainer sends weights straight into engines.
 
-Invariant: an engine joins the trainer's process group only after the trainer has named its worker a member of the
-attempt. Until then the engine is unchanged. Afterwards it serves the new weights or is dead, since partly loaded
+Invariant: an engine joins the trainer's process group only after the trainer has named the engine's worker a member of
+the attempt. Until then, the engine is unchanged. Afterwards, it serves the new weights or is dead, since partly loaded
 weights are unusable.
 """
 
@@ -19,7 +19,7 @@ from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.engines.tensors import torch_tensor
 
 SLACK_S = 10.0
-"""Seconds that a worker waits longer than the trainer before the trainer counts as dead."""
+"""How many seconds longer than the trainer a worker waits before the trainer counts as dead."""
 
 
 class TooLate(WeightsError):
@@ -28,7 +28,7 @@ class TooLate(WeightsError):
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """Arguments of vLLM's weight transfer: how to connect to the trainer, and which tensors it sends."""
+    """Arguments for vLLM's weight transfer: how to connect to the trainer, and which tensors the trainer sends."""
 
     init_info: Mapping[str, Any]
     update_info: Mapping[str, Any]
@@ -40,14 +40,15 @@ class Receiver(Protocol):
 
     @property
     def transfer_ranks(self) -> int:
-        """How many ranks this engine adds to the process group, one per GPU; 0 if it was started without weight
-        transfer."""
+        """The number of ranks that this engine adds to the process group, one per GPU; 0 if it was started without
+        weight transfer."""
 
     async def receive(self, incoming: "Incoming", version: WeightsVersion, mode: SwapMode) -> float:
-        """Like `Engine.swap`, with weights that the trainer sends as `version`.
+        """Like `Engine.swap`, for weights that the trainer sends as `version`.
 
-        Compares `incoming.tensors` with its model, drains as `mode` says, calls `incoming.join`, and takes the weights.
-        Raises `WeightsError` if the engine still serves the old weights, `EngineDead` if it serves none.
+        Compares `incoming.tensors` with the model, drains requests according to `mode`, calls `incoming.join`, and
+        takes the weights. Raises `WeightsError` if the engine still serves the old weights, and `EngineDead` if it
+        serves none.
         """
 
 
@@ -79,7 +80,7 @@ class BroadcastReceiver:
 
 
 class Incoming:
-    """One attempt at a broadcast, as seen by one worker."""
+    """One worker's view of an attempt at a broadcast."""
 
     def __init__(self, calls: BufferCalls, round_log: BroadcastLog, broadcast: Broadcast, worker: str) -> None:
         self.number = round_log.number
@@ -96,7 +97,7 @@ class Incoming:
     async def join(self, ranks: int) -> TransferPlan:
         """Report that the engine is ready, and wait until the trainer names the members.
 
-        Raises `TooLate` if this worker is not among them, or if the attempt is already over.
+        Raises `TooLate` if this worker is not a member, or if the attempt is already over.
         """
         await self._append({"ready": self._worker, "ranks": ranks})
         await self._wait(lambda: not self._attempt.open, self._found.join_s + SLACK_S)

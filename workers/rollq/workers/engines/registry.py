@@ -1,5 +1,5 @@
-"""The engines that ship with rollq, by name. A module is imported on demand: only `transformers` needs torch, only
-`vllm` vLLM, only `openai` and `sglang` aiohttp.
+"""The engines that ship with rollq, by name. Their modules are imported on demand: only `transformers` needs torch,
+only `vllm` needs vLLM, and only `openai` and `sglang` need aiohttp.
 
 A worker's settings name an engine in this table. Each engine's settings class checks its options.
 """
@@ -22,11 +22,11 @@ ENGINES: Mapping[str, tuple[str, str, str, str]] = {
     "openai": (f"{_ENGINES}.openai.engine", "OpenAIEngine", "OpenAISettings", "openai"),
     "sglang": (f"{_ENGINES}.sglang.engine", "SglangEngine", "SglangSettings", "openai"),
 }
-"""Name -> module, engine, settings, and the extra that installs what it needs."""
+"""Name -> module, engine class, settings class, and the extra that installs its requirements."""
 
 
 def make_engine(name: str, options: Mapping[str, Any]) -> Engine:
-    """The engine called `name`, not started; `options` are the fields of its settings class.
+    """Make the engine called `name`, without starting it; `options` has the fields of its settings class.
 
     Raises `ConfigError` for an unknown name, bad options, or a package that is not installed.
     """

@@ -1,9 +1,9 @@
-"""The time of sequences that share a speed limit, as on a GPU under load.
+"""The timing of sequences that share a speed limit, as on a GPU under load.
 
 Invariant: between a start and an end, all running sequences make tokens at the same pace. One clock, which counts the
-tokens per sequence, serves all sequences: a sequence ends when the clock has moved by its length. An event costs the
-logarithm of the number of running sequences. A single timer waits for the next mark. A mark counts as reached at its
-due time, even if the event loop is late.
+tokens per sequence, serves all sequences: a sequence ends when the clock has moved by its length. The cost of an event
+is logarithmic in the number of running sequences. A single timer waits for the next mark. A mark counts as reached at
+its due time, even if the event loop is late.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import count
 
 EARLY_S = 1e-6
-"""A timer can fire this much too early."""
+"""How much too early, in seconds, a timer can fire."""
 
 
 def pace_of(sequences: int, tokens_per_s: float, most_tokens_per_s: float | None) -> float:
-    """Tokens per second of each of `sequences` sequences: `tokens_per_s`, or an equal part of `most_tokens_per_s` if
-    that is less.
+    """The tokens per second that each of `sequences` sequences makes: `tokens_per_s`, or an equal share of
+    `most_tokens_per_s` if the share is less.
 
     >>> pace_of(2, 50.0, 200.0), pace_of(8, 50.0, 200.0), pace_of(8, 50.0, None)
     (50.0, 25.0, 50.0)
@@ -37,7 +37,7 @@ class Running:
 
 @dataclass(slots=True, eq=False)
 class _Mark:
-    """A number of tokens that a sequence will reach. `ends` says whether the sequence ends there."""
+    """A number of tokens that a sequence will reach. `ends` is true if the sequence ends there."""
 
     sequence: Running
     ends: bool
@@ -45,7 +45,7 @@ class _Mark:
 
 
 class SharedSpeed:
-    """The sequences that run, and their clock. Everything is called on the event loop."""
+    """The running sequences, and their clock. Call all methods on the event loop."""
 
     def __init__(self, tokens_per_s: float, most_tokens_per_s: float | None) -> None:
         self.running = 0
@@ -78,7 +78,7 @@ class SharedSpeed:
         self._set_timer()
 
     def made(self, sequence: Running) -> float:
-        """Tokens that a sequence has made so far."""
+        """The number of tokens that a sequence has made so far."""
         self._advance()
         return (self._clock if sequence.last is None else sequence.last) - sequence.first
 
@@ -95,7 +95,7 @@ class SharedSpeed:
             self.running -= 1
 
     def _advance(self) -> None:
-        """Move the clock to the present, mark by mark: each end makes the other sequences faster."""
+        """Move the clock to the present, mark by mark, since each end makes the other sequences faster."""
         now_s = asyncio.get_running_loop().time()
         while (due_s := self._next_s()) is not None and due_s <= now_s + EARLY_S:
             at, _, _, mark = heapq.heappop(self._marks)

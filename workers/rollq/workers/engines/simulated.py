@@ -1,6 +1,6 @@
 """An engine without a model, for load tests: it replays a table of response lengths at a set speed.
 
-Invariant: aborts, swaps and version spans work as `Engine` says, with a clock instead of a model.
+Invariant: aborts, swaps and version spans work as in any `Engine`, with a clock instead of a model.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from rollq.workers.engines.version_spans import version_spans
 from rollq.workers.tokenizers.byte import EOS_ID
 
 FILLER_ID = 0
-"""Id of every token except the last of a finished response."""
+"""The id of every token except a finished response's last."""
 LOGPROB = -1.0
-"""Logprob of every token, in nats."""
+"""The logprob of every token, in nats."""
 CONTEXT_TOKENS = 131_072
-"""Tokens of prompt and response together."""
+"""The largest number of tokens in prompt and response together."""
 SEED = 0
-"""Seed of the order in which requests get lengths."""
+"""The seed for the order in which requests get lengths."""
 
 
 class SimulatedSettings(Settings):
@@ -58,7 +58,8 @@ class SimulatedSettings(Settings):
 
 @dataclass(slots=True, eq=False)
 class _Call(Call):
-    """A request that makes `tokens` new tokens unless it is stopped. `swaps` holds (version, tokens made before it)."""
+    """A request that makes `tokens` new tokens unless it is stopped. `swaps` holds pairs (version, tokens made before
+    the swap to it)."""
 
     tokens: int = 0
     started: "asyncio.Future[None]" = field(init=False)
@@ -67,8 +68,8 @@ class _Call(Call):
 
 
 class SimulatedEngine(Gated):
-    """`Engine` over a clock: the i-th request takes the i-th length of the table, in a random order
-    that is the same in each run.
+    """`Engine` over a clock: the i-th request takes the table's i-th length, in a random order that is the same in each
+    run.
 
     With `by_prompt`, the prompt decides the length, so a sample that is generated again keeps its length.
     """
@@ -89,7 +90,7 @@ class SimulatedEngine(Gated):
         self._gate.start()
 
     async def generate(self, request: Request) -> Completion:
-        """Wait for as long as the tokens take; see `Engine.generate`."""
+        """Wait until the tokens would be made; see `Engine.generate`."""
         tokens, finish_reason = self._plan(request)
         call = _Call(request, tokens=tokens)
         if await self._gate.serve(call, self._pass_time):
@@ -119,7 +120,7 @@ class SimulatedEngine(Gated):
         await self._speed.reach(call.sequence, tokens)
 
     def _start_waiting(self) -> None:
-        """Start waiting requests while the gate is open and a place is free."""
+        """Start waiting requests while the gate is open and there is room."""
         while self._waiting and self._gate.is_open and self._has_place():
             _, _, call = heapq.heappop(self._waiting)
             if not call.started.done():  # cancelled
@@ -151,7 +152,7 @@ class SimulatedEngine(Gated):
         return (length, FinishReason.STOP) if length <= limit else (limit, FinishReason.LENGTH)
 
     def _length_of(self, request: Request) -> int:
-        """Length of the whole response, with the prefix."""
+        """The length of the whole response, including the prefix."""
         if self._settings.by_prompt:
             return length_of(request.prompt_ids, self._settings.lengths)
         return self._lengths[next(self._arrivals) % len(self._lengths)]
@@ -164,13 +165,14 @@ class SimulatedEngine(Gated):
         return Completion(ids, logprobs, version_spans(call.swaps, tokens), finish_reason)
 
     def _made(self, call: _Call) -> int:
-        """Tokens made so far by a call that has not ended, without its last token; 0 before it has started."""
+        """The number of tokens that an unfinished call has made, except its last token; 0 before the call has
+        started."""
         if call.sequence is None:
             return 0
         return min(int(self._speed.made(call.sequence)), call.tokens - 1)
 
 
 def length_of(prompt_ids: Int32Array, lengths: Sequence[int]) -> int:
-    """The element of `lengths` that the prompt int32 [P] draws; the same on every machine."""
+    """The element of `lengths` for the prompt int32 [P]; the same on every machine."""
     drawn = blake2b(prompt_ids.astype("<i4").tobytes(), digest_size=8, key=str(SEED).encode()).digest()
     return lengths[int.from_bytes(drawn) % len(lengths)]

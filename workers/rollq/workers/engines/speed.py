@@ -1,8 +1,8 @@
-"""The speed of an engine at a number of sequences, estimated from the requests that it has answered.
+"""An engine's speed as a function of its number of sequences, estimated from answered requests.
 
-A decoding step of n sequences takes a + b n seconds: a for the weights, which are read once, and b for each sequence.
-Both are fitted to the durations of requests (least squares, weighted by tokens), so two equal machines count as equally
-fast even if one has less work.
+A decoding step of n sequences takes a + b n seconds: a for reading the weights once, and b for each sequence. Both are
+fitted to request durations (least squares, weighted by tokens), so two equal machines count as equally fast even if one
+has less work.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,12 +16,12 @@ LEAST_TOKENS = 1_000
 FARTHEST = 2.0
 """The speed is unknown beyond this many times the largest number of sequences seen."""
 LEAST_SPREAD = 0.1
-"""Numbers of sequences that are closer together than this cannot determine b."""
+"""Numbers of sequences with a smaller spread cannot determine b."""
 
 
 @dataclass(slots=True)
 class EngineSpeed:
-    """Weighted sums over tokens, of n (sequences at the engine) and of t (seconds for a token of one sequence)."""
+    """Weighted sums, over tokens, of n (sequences in the engine) and t (seconds for one sequence's token)."""
 
     tokens: float = 0.0
     n: float = 0.0
@@ -47,11 +47,11 @@ class EngineSpeed:
 
     @property
     def mean_sequences(self) -> float:
-        """The mean number of running sequences, over tokens; 0.0 before the first token."""
+        """The mean number of running sequences per token; 0.0 before the first token."""
         return self.n / self.tokens if self.tokens else 0.0
 
     def tokens_per_s(self, sequences: float) -> float:
-        """The total tokens per second of this number of sequences; 0.0 while unknown."""
+        """The tokens per second that this number of sequences makes in total; 0.0 while unknown."""
         if self.seen < LEAST_TOKENS or not 0 < sequences <= FARTHEST * self.most:
             return 0.0
         n, t = self.n / self.tokens, self.t / self.tokens
@@ -59,8 +59,8 @@ class EngineSpeed:
         return sequences / (t - b * n + b * sequences)
 
     def gain(self, sequences: float) -> float:
-        """How much faster one percent more sequences make the engine, in percent: from 1 for an engine that mostly
-        reads weights to 0 for a fully used one. 1.0 while unknown.
+        """By how many percent one percent more sequences speed the engine up: from 1 for an engine that mostly reads
+        weights to 0 for a fully used engine. 1.0 while unknown.
 
         It is a / (a + b n), the elasticity of n / (a + b n).
         """
@@ -72,9 +72,10 @@ class EngineSpeed:
         return 1 - b * sequences / step_s if step_s > 0 else 1.0
 
     def described(self, places: int) -> dict[str, float] | None:
-        """a and b in seconds, and the number of sequences up to which they hold, at most `places`; None while unknown.
+        """a and b in seconds, and the largest number of sequences for which they hold, at most `places`; None while
+        unknown.
 
-        If observations cannot separate a from b, a is 0, and the total speed equals the observed speed.
+        If the observations cannot separate a from b, a is 0, and the total speed is the observed one.
         """
         if self.seen < LEAST_TOKENS:
             return None
@@ -100,7 +101,7 @@ class RequestClock:
         self._now_s = now_s
         self._running = 0
         self._area_s = 0.0
-        """Seconds so far, each counted once for every request that ran then."""
+        """The seconds so far, each counted once per request running then."""
         self._at_s = now_s()
 
     @contextmanager

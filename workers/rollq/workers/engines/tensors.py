@@ -1,4 +1,4 @@
-"""The tensors in a folder of safetensors, read without loading them, and compared with a model's tensors."""
+"""Reads which tensors a folder of safetensors holds, without loading them, and compares them with a model's."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from rollq.buffer.weights.manifest import ADAPTER_CONFIG, Tensor, weight_files
 from rollq.workers.tokenizers.hugging_face import CONFIG_FILE
 
 LM_HEAD = "lm_head.weight"
-"""Name of the head, which weights files may omit if it is tied to the embedding."""
+"""The name of the head, which weights files may omit if the head is tied to the embedding."""
 EMBEDDING = "embed_tokens.weight"
-"""End of the embedding's name. A tied embedding also serves as the head."""
+"""The end of the embedding's name. A tied embedding also serves as the head."""
 Tensors = Mapping[str, Tensor]
-"""Name -> dtype, as safetensors calls it (`BF16`), and shape."""
+"""Name -> safetensors' name of the dtype (`BF16`), and shape."""
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 """Dtypes that may replace each other, since engines convert them. Other dtypes cannot be converted."""
 DTYPES: Mapping[str, str] = {
@@ -26,16 +26,16 @@ DTYPES: Mapping[str, str] = {
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
     "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }  # fmt: skip
-"""torch's names of dtypes -> safetensors'."""
+"""torch's dtype names -> safetensors'."""
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether the folder holds a LoRA adapter, as PEFT writes it."""
+    """Whether the folder holds a LoRA adapter in PEFT's format."""
     return (folder / ADAPTER_CONFIG).exists()
 
 
 def read_tensors(folder: Path) -> Tensors:
-    """Name -> dtype and shape of all tensors of the model or adapter in `folder`. Detects truncated files.
+    """Return name -> dtype and shape for all tensors of the model or adapter in `folder`. Detects truncated files.
 
     Raises `WeightsError` when a file is missing or cannot be read.
     """
@@ -52,12 +52,12 @@ def read_tensors(folder: Path) -> Tensors:
 
 
 def torch_tensor(dtype: str, shape: tuple[int, ...]) -> Tensor:
-    """The description of a tensor whose dtype has torch's name, such as `bfloat16`."""
+    """The description of a tensor, from torch's name of its dtype, such as `bfloat16`."""
     return Tensor(DTYPES.get(dtype, dtype), shape)
 
 
 def check_tensors(given: Tensors, expected: Tensors, where: str, optional: Collection[str] = ()) -> None:
-    """Raise `WeightsError` unless the `given` tensors at `where` equal the `expected` tensors in name, shape and dtype.
+    """Raise `WeightsError` if the `given` tensors at `where` differ from the `expected` ones in name, shape or dtype.
 
     The tensors named in `optional` may be absent on either side. Floats of 16 to 64 bits may replace each other.
     """
@@ -86,8 +86,8 @@ def _check_tensor(name: str, given: Tensor, expected: Tensor, where: str) -> Non
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The `tensors` of the served model. `copies` are the tensors that are also loaded under a second name: the
-    embedding as the head, if they are tied."""
+    """The `tensors` of the served model. `copies` names the tensors that are also loaded under a second name: the
+    embedding as the head, if the two are tied."""
 
     tensors: Tensors
     copies: Mapping[str, str]
@@ -100,7 +100,7 @@ class ServedModel:
 
 
 def read_model(folder: Path) -> ServedModel:
-    """The model in `folder`. Raises `WeightsError` if it holds no model."""
+    """The model in `folder`. Raises `WeightsError` if `folder` holds no model."""
     tensors = read_tensors(folder)
     try:
         config = orjson.loads((folder / CONFIG_FILE).read_bytes())
@@ -112,7 +112,7 @@ def read_model(folder: Path) -> ServedModel:
 
 
 def tied_heads(names: Collection[str]) -> dict[str, str]:
-    """The embedding among the tensors of a model whose head is tied to it, and the head's name."""
+    """Embedding -> head, by name, among the tensors `names` of a model whose embedding and head are tied."""
     return {name: LM_HEAD for name in names if name.endswith(EMBEDDING)}
 
 

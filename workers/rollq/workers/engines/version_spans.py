@@ -8,8 +8,8 @@ from rollq.workers.engines.protocol import WeightsVersion
 
 
 def version_spans(starts: Sequence[tuple[WeightsVersion, int]], tokens: int) -> tuple[VersionSpan, ...]:
-    """Spans over `tokens` tokens. `starts` holds (version, index of its first token), in order, from index 0; starts
-    after the last token are ignored.
+    """The spans over `tokens` tokens. `starts` holds pairs (version, index of its first token), in order, from index 0;
+    starts after the last token are ignored.
 
     >>> version_spans([(WeightsVersion(1, 4, ""), 0), (WeightsVersion(1, 5, ""), 2)], 3)
     (VersionSpan(epoch=1, version=4, tokens=2), VersionSpan(epoch=1, version=5, tokens=1))

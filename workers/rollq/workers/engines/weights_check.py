@@ -1,4 +1,4 @@
-"""Checks by logprobs, parameter sums and the cache that an engine serves the right weights."""
+"""Checks, by logprobs, parameter sums and cache, whether an engine serves the right weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,29 +33,31 @@ class SelfChecking(Protocol):
         """The check of the serving server with the largest difference; None if no server was compared."""
 
     def expect(self, probe: Probe | None) -> None:
-        """Let a server serve the weights of the next `swap` only if its logprobs equal `probe`'s or, without a probe,
-        the first server's. The rule also holds for servers that rejoin later. `swap` then names the new version and
-        raises `WeightsRejected` if no server passes."""
+        """Let a server serve the next `swap`'s weights only if its logprobs equal `probe`'s or, without a probe, the
+        first server's. The rule also holds for servers that rejoin later. That `swap` names the new version, and raises
+        `WeightsRejected` if no server passes."""
 
 
 class WeightsRejected(WeightsError):
-    """The engine returns wrong logprobs with the weights that it loaded, and no longer serves."""
+    """The engine returns wrong logprobs with its new weights, and no longer serves."""
 
 
 class WeightsLate(WeightsRejected):
-    """Servers whose weights another program loads do not serve the published weights yet, and may do so later."""
+    """Servers that get their weights from another program do not serve the published weights yet, and may do so
+    later."""
 
 
 def compare(expected: Probe, logprobs: Sequence[Float32Array], dtype: str) -> WeightsCheck:
-    """The check of logprobs float32 [T - 1] of the probe's prompts, from a forward pass in `dtype`."""
+    """Compare the probe prompts' logprobs float32 [T - 1], from a forward pass in `dtype`, with the expected
+    logprobs."""
     return WeightsCheck(difference(expected.logprobs, logprobs), tolerance_of(dtype, expected.dtype))
 
 
 async def check_logprobs(engine: Scorer, number: int, probe: Probe | None) -> WeightsCheck | None:
-    """Compare the engine's logprobs under the weights of version `number` with the probe's; without a probe, with
-    themselves, which only checks that they are finite. Returns None if the engine returns no logprobs of prompts.
+    """Compare the engine's logprobs under weights version `number` with the probe's; without a probe, only check that
+    they are finite. Returns None if the engine returns no prompt logprobs.
 
-    Raises `WeightsRejected` for a probe with tokens that the engine lacks, or without prompts that it can score.
+    Raises `WeightsRejected` if the engine lacks tokens of the probe, or can score none of its prompts.
     """
     prompts = probe_prompts(engine.vocabulary) if probe is None else probe.prompts
     try:
@@ -82,8 +84,8 @@ async def _confirm_sums(engine: Summing, number: int, probe: Probe) -> None:
 
 
 async def confirm(engine: Scorer, number: int, probe: Probe | None, check: WeightsCheck) -> None:
-    """Raise `WeightsRejected` unless the check passes, the engine's parameters have the probe's sums, and its cache
-    belongs to version `number`."""
+    """Raise `WeightsRejected` if the check fails, the engine's parameter sums differ from the probe's, or its cache
+    does not belong to version `number`."""
     if not check.passed:
         trainer = engine.dtype if probe is None else probe.dtype
         raise WeightsRejected(

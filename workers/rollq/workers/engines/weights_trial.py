@@ -1,7 +1,7 @@
-"""Weights on trial: an engine is loading or has loaded them, and their check has not ended.
+"""Weights on trial: an engine is loading or has loaded the weights, and their check has not ended.
 
-Invariant: no token of weights that failed their trial leaves the engine's host. Tokens of weights on trial are held
-back until the trial has ended.
+Invariant: tokens from weights that failed their trial never leave the engine's host. Tokens from weights on trial are
+held back until the trial has ended.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Trials:
         return version[:2] in self._on_trial
 
     async def sift(self, completion: Completion) -> Completion:
-        """The completion up to the first token whose weights failed. Waits for trials to end."""
+        """Wait for trials to end, and return the completion up to the first token from failed weights."""
         for span in completion.versions:
             if (trial := self._on_trial.get(_of(span))) is not None:
                 await trial.wait()
@@ -53,7 +53,8 @@ class Trials:
 
 
 def before(completion: Completion, failed: Collection[Version]) -> Completion:
-    """The tokens of a completion before the first one of `failed` versions; `abort` if some are cut off."""
+    """The completion up to the first token of a `failed` version; its finish reason is `abort` if tokens are cut
+    off."""
     tokens = 0
     for number, span in enumerate(completion.versions):
         if _of(span) in failed:
@@ -70,10 +71,10 @@ def before(completion: Completion, failed: Collection[Version]) -> Completion:
 
 
 def _cut(array: npt.NDArray[Any], tokens: int, left: int) -> npt.NDArray[Any]:
-    """The entries of an array for the first `left` of `tokens` response tokens.
+    """The array's entries for the first `left` of `tokens` response tokens.
 
-    In an array over prompt and response, an entry is of the pass that read the token and made the next one, so the
-    entry of the new last token becomes unknown.
+    In an array over prompt and response, an entry comes from the pass that read the token and made the next one, so the
+    new last token's entry becomes unknown.
     """
     entries = array[: len(array) - tokens + left].copy()
     if len(array) > tokens:

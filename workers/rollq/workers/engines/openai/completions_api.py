@@ -16,7 +16,7 @@ PROBE = Request(PROBE_IDS, Sampling(max_tokens=8, top_k=1))
 
 
 def url_of(server: str) -> str:
-    """The address for completions at a server."""
+    """A server's address for completions."""
     return f"{server}/completions"
 
 
@@ -48,7 +48,7 @@ def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict
 
 
 def rare_fields(sampling: Sampling, tokens: int) -> dict[str, Any]:
-    """The rare parameters that are set, as vLLM's server calls them."""
+    """The rare parameters that are set, under the names of vLLM's server."""
     fields = sampling.rare()
     if "min_tokens" in fields:
         fields["min_tokens"] = min(sampling.min_tokens, tokens)
@@ -69,7 +69,7 @@ def read_part(answer: Any, _: int) -> Part:
 
 
 def status_of(_: Any) -> int | None:
-    """The status of an error in an event; None, since servers of this API report none in events."""
+    """The status of an error in an event; None, since servers with this API report no errors in events."""
     return None
 
 
@@ -89,7 +89,7 @@ def probe_body(most_tokens: int) -> dict[str, Any]:
 
 
 def check_probe(answer: Any) -> None:
-    """Raise `ValueError` unless the tokens of `PROBE` came back with the logprobs of the sampled distribution."""
+    """Raise `ValueError` if the answer to `PROBE` lacks the logprobs of the sampled distribution."""
     check_logprobs(read_completion(answer, NO_VERSION))
 
 
@@ -99,19 +99,19 @@ def score_body(prompt: Int32Array) -> dict[str, Any]:
 
 
 def read_scores(answer: Any, prompt: Int32Array) -> Float32Array:
-    """The logprobs float32 [T - 1] in nats of all tokens of a prompt except the first. Raises `ValueError` if the
-    answer has none."""
+    """The logprobs float32 [T - 1] in nats of a prompt's tokens except the first. Raises `ValueError` if the answer has
+    none."""
     return read_prompt_logprobs(answer, prompt, 1)
 
 
 def fingerprint_body() -> dict[str, Any]:
-    """A request whose answer identifies the weights: the largest logprobs of the token after `PROBE`'s prompt."""
+    """A request whose answer identifies the weights by the largest logprobs of the token after `PROBE`'s prompt."""
     request = Request(PROBE_IDS, Sampling(max_tokens=1))
     return {**request_body(request, 1, NO_VERSION), "logprobs": TOP_LOGPROBS, "cache_salt": None}
 
 
 def read_fingerprint(answer: Any) -> Float32Array:
-    """Logprobs float32 [`TOP_LOGPROBS`] in nats, largest first. Raises `ValueError` if the answer has none."""
+    """The logprobs float32 [`TOP_LOGPROBS`] in nats, largest first. Raises `ValueError` if the answer has none."""
     try:
         top = answer["choices"][0]["logprobs"]["top_logprobs"][0]
         largest = float32_array(sorted(top.values(), reverse=True)[:TOP_LOGPROBS])
@@ -125,7 +125,7 @@ def read_fingerprint(answer: Any) -> Float32Array:
 
 
 def _contexts(listed: Any) -> dict[str, int]:
-    """Model -> its context length in tokens."""
+    """Model -> context length in tokens."""
     try:
         return {str(model["id"]): int(model.get("max_model_len") or NO_LIMIT_TOKENS) for model in listed["data"]}
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -133,10 +133,9 @@ def _contexts(listed: Any) -> dict[str, int]:
 
 
 def choose_model(listed: Any, wanted: str | None) -> tuple[str, int]:
-    """Name and context length in tokens of the model to ask for, from the server's list of models.
+    """The requested model's name and context length in tokens, from the server's model list.
 
-    Raises `ValueError` if the wanted model is not in the list, or if no model is wanted and the list does not have
-    exactly one.
+    Raises `ValueError` if the list lacks the wanted model or, without a wanted model, does not have exactly one.
     """
     contexts = _contexts(listed)
     if wanted is None and len(contexts) != 1:
@@ -148,10 +147,10 @@ def choose_model(listed: Any, wanted: str | None) -> tuple[str, int]:
 
 
 def check_logprobs(probed: Completion) -> None:
-    """Raise `ValueError` unless these are logprobs of the distribution sampled for `PROBE`.
+    """Raise `ValueError` unless these logprobs belong to the distribution sampled for `PROBE`.
 
-    With top_k = 1 that is one token with logprob 0, or m tokens of equal logits with logprob -log m each, since servers
-    keep ties.
+    With top_k = 1, one token has logprob 0, or m tokens with equal logits have logprob -log m each, since servers keep
+    ties.
     """
     if len(probed.ids) == 0:
         raise ValueError("the server returned no tokens, although some were requested")

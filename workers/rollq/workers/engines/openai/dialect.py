@@ -1,6 +1,6 @@
-"""One kind of server: its requests and answers, and its routes for weights.
+"""Dialects: a kind of server's requests and answers, and its routes for weights.
 
-The pool, its retries and its checks are the same for every kind. Modules implement the protocols in this module.
+The pool, its retries and its checks are the same for every kind. Modules implement the protocols below.
 """
 
 from collections.abc import Awaitable, Mapping
@@ -17,7 +17,7 @@ from rollq.workers.engines.protocol import Request, WeightsVersion
 
 NO_VERSION = WeightsVersion(0, 0, "")
 NO_LIMIT_TOKENS = 1 << 62
-"""Context of a server that does not report it; the server itself refuses requests that are too long."""
+"""The context of a server that does not report one; the server itself refuses requests that are too long."""
 PROBE_IDS = np.array([1, 2, 3, 4], np.int32)
 """The prompt of the requests that check a server."""
 TOP_LOGPROBS = 5
@@ -25,7 +25,7 @@ TOP_LOGPROBS = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """A folder of weights (an absolute path), and the tensors to load a second time under another name."""
+    """A folder of weights (an absolute path), and the tensors to load a second time, under another name."""
 
     folder: Path
     version: WeightsVersion
@@ -33,19 +33,19 @@ class Weights:
 
     @property
     def name(self) -> str:
-        """The weight version's name at the server."""
+        """The weight version's name on the server."""
         return f"{self.version.epoch}.{self.version.version}.{self.version.digest[:16]}"
 
 
 class Api(Protocol):
-    """The requests and answers of a kind of server. Pure: plain values in and out."""
+    """A kind of server's requests and answers. Pure: plain values in and out."""
 
     @property
     def NEEDED(self) -> str:
-        """Which servers answer as `read_part` expects, for messages."""
+        """For messages: which servers answer as `read_part` expects."""
 
     def url_of(self, server: str, /) -> str:
-        """The address for completions at a server."""
+        """A server's address for completions."""
 
     def request_body(self, request: Request, tokens: int, version: WeightsVersion, /) -> dict[str, Any]:
         """A request for at most `tokens` new tokens, without the model's name."""
@@ -57,7 +57,7 @@ class Api(Protocol):
         """
 
     def status_of(self, event: Any, /) -> int | None:
-        """The HTTP status of an error in a streamed event; None if it has no error."""
+        """The HTTP status of an error in a streamed event; None if the event has no error."""
 
     def probe_body(self, most_tokens: int, /) -> dict[str, Any]:
         """A request whose answer shows whether logprobs belong to the sampled distribution."""
@@ -69,8 +69,7 @@ class Api(Protocol):
         """A request for the logprobs of a prompt's tokens, int32 [T]."""
 
     def read_scores(self, answer: Any, prompt: Int32Array, /) -> Float32Array:
-        """The logprobs float32 [T - 1] in nats of all tokens of a prompt except the first, NaN where the server has
-        none.
+        """The logprobs float32 [T - 1] in nats of a prompt's tokens except the first, NaN where the server has none.
 
         Raises `ValueError` if the answer has none."""
 
@@ -78,7 +77,7 @@ class Api(Protocol):
         """A request whose answer identifies the weights."""
 
     def read_fingerprint(self, answer: Any, /) -> Float32Array:
-        """Logprobs float32 [`TOP_LOGPROBS`] in nats, largest first. Raises `ValueError` if the answer has none."""
+        """The logprobs float32 [`TOP_LOGPROBS`] in nats, largest first. Raises `ValueError` if the answer has none."""
 
 
 class WeightRoutes(Protocol):
@@ -86,23 +85,22 @@ class WeightRoutes(Protocol):
 
     @property
     def NEEDED(self) -> str:
-        """How to start a server that takes weights, for messages."""
+        """For messages: how to start a server that takes weights."""
 
     def resume(self, http: aiohttp.ClientSession, url: str, /) -> Awaitable[None]:
         """Resume a server that may have been left paused."""
 
     def check(self, http: aiohttp.ClientSession, url: str, weights: Weights, /) -> Awaitable[None]:
-        """Fail unless the server can read the folder, if the server has a route to check. Changes nothing at the
-        server."""
+        """Fail if the server cannot read the folder, where a route can check that. Changes nothing on the server."""
 
     def load(self, http: aiohttp.ClientSession, url: str, weights: Weights, /) -> Awaitable[bool]:
-        """Make a server without requests serve `weights`. Returns False if it already served them."""
+        """Make an idle server serve `weights`. Returns False if it already served them."""
 
 
 class Description(NamedTuple):
-    """The name of a server's model (empty: requests need none), and its context in tokens. `dtype` is the dtype of its
-    forward pass, as torch calls it, or the name of its quantization; `max_sequences` is the number of sequences that it
-    runs at a time. None means unknown."""
+    """The name of a server's model (empty if requests need no name), and the model's context in tokens. `dtype` is
+    torch's name of the forward pass's dtype, or the quantization's name; `max_sequences` is the number of sequences
+    that the server runs at a time. None means unknown."""
 
     model: str
     context_tokens: int
@@ -116,8 +114,8 @@ class Describe(Protocol):
     def __call__(
         self, http: aiohttp.ClientSession, url: str, model: str | None, /, *, pushes: bool
     ) -> Awaitable[Description]:
-        """Describe the server at `url`; `model` is the name of the model that it should serve. `pushes` says whether
-        weights will be pushed into it.
+        """Describe the server at `url`, which should serve the model named `model`. With `pushes`, weights will be
+        pushed into the server.
 
         Raises `TransientError`, or `ValueError` for a server that cannot serve training.
         """
@@ -125,7 +123,7 @@ class Describe(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One kind of server. `engine` is its name in `[worker]`; `warning` is logged at start."""
+    """One kind of server. `engine` is its engine's name in `[worker]`; `warning` is logged at the start."""
 
     engine: str
     api: Api

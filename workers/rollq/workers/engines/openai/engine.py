@@ -1,18 +1,18 @@
-"""An engine behind HTTP: servers with OpenAI's completions API that return token ids, such as vLLM's.
+"""An engine over HTTP: servers with OpenAI's completions API that return token ids, such as vLLM's.
 
 Token ids go in as the prompt; `token_ids` and `logprobs` come out (vLLM's `return_token_ids`). Engines for other kinds
-of servers differ only in the `dialect`. The settings say how weights are loaded:
+of servers differ only in their `dialect`. The settings decide how weights are loaded:
 
-- with `push_model`, this engine loads them. Invariant: no request is at a server while weights are loaded, so every
-  token is of the version that the engine served when it sent the request. In mode `keep`, requests are interrupted, and
+- with `push_model`, this engine loads them. Invariant: servers have no requests while they load weights, so every token
+is of the version that the engine served when it sent the request. In mode `keep`, requests are interrupted, and
   continue after the swap from the tokens that have arrived.
 - with `server_follows`, another program loads them. `swap` notes the version, and all tokens of a request carry the
   version at its start.
 - otherwise weights never change: only version 0, with which the servers were started, is accepted.
 
-A request that fails because of a server is tried again, at another server or with growing pauses. After its last try,
-the servers that get requests are probed with the simplest request: if a server answers, only the request fails; if not,
-the engine is dead.
+A request that fails because of a server is retried, on another server or after growing pauses. After the last try, the
+engine probes the servers that get requests with the simplest request: if one answers, only the failed request fails;
+otherwise, the engine is dead.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from rollq.workers.seeds import turn_seed
 log = logging.getLogger(__name__)
 
 API_KEY = "ROLLQ_ENGINE_API_KEY"
-"""Environment variable with the server's key, if it needs a key."""
+"""The environment variable with the servers' key, if they need one."""
 
 
 class ServerSettings(RetrySettings):
@@ -79,7 +79,7 @@ class ServerSettings(RetrySettings):
 
     @property
     def model_name(self) -> str | None:
-        """The model to ask for if servers have several."""
+        """The model to ask for if servers have several models."""
         return None
 
 
@@ -90,12 +90,12 @@ class OpenAISettings(ServerSettings):
 
     @property
     def model_name(self) -> str | None:
-        """The model to ask for if servers have several."""
+        """The model to ask for if servers have several models."""
         return self.served_model
 
 
 async def describe(http: aiohttp.ClientSession, url: str, model: str | None, *, pushes: bool) -> Description:
-    """See `Describe`. Only servers that take weights can be asked for their dtype and the number of their sequences."""
+    """See `Describe`. Only servers that take weights report their dtype and number of sequences."""
     name, context_tokens = completions_api.choose_model(await exchange(http, "GET", f"{url}/models", None), model)
     if not pushes:
         return Description(name, context_tokens)
@@ -108,7 +108,7 @@ OPENAI = Dialect("openai", completions_api, weight_push, describe)
 
 @dataclass(slots=True, eq=False)
 class _Call(Call):
-    """A request, the parts of its answer from before each interruption, and the tokens that have arrived since."""
+    """A request, the parts of its answer from before interruptions, and the tokens that have arrived since."""
 
     tokens_left: int = 0
     parts: list[Completion] = field(default_factory=list)
@@ -116,7 +116,8 @@ class _Call(Call):
     reported: int = 0
 
     def end_part(self, reason: FinishReason | None = None) -> FinishReason:
-        """Keep the tokens that have arrived. Returns their finish reason. Raises `ValueError` if they are malformed."""
+        """Keep the tokens that have arrived, and return their finish reason. Raises `ValueError` if they are
+        malformed."""
         part = self.tokens.completion(self.version or NO_VERSION, reason)  # a call without a version has no tokens
         self.parts.append(part)
         self.tokens_left -= len(part.ids)
@@ -125,7 +126,7 @@ class _Call(Call):
 
     def report(self) -> None:
         """Report the tokens if enough are new. Tokens after a broken try are not reported, since they need not continue
-        the reported tokens of that try."""
+        that try's reported tokens."""
         report, new = self.request.report, self.tokens
         tokens = len(new.ids) + sum(len(part.ids) for part in self.parts)
         if report is None or new.broken or new.reason is not None or tokens - self.reported < REPORT_TOKENS:
@@ -135,7 +136,7 @@ class _Call(Call):
         report(join_parts([*self.parts, part], FinishReason.ABORT))
 
     def rest(self) -> Request:
-        """The request that remains: the request itself, or its continuation after the parts."""
+        """The remaining request: the request itself, or its continuation after the parts."""
         request = self.request
         if not self.parts:
             return request
@@ -168,7 +169,7 @@ class OpenAIEngine(Gated):
     async def start(self) -> None:
         """Wait for a server, and check that it returns the values that training needs.
 
-        Raises `ConfigError` when it does not, `EngineDead` when no server answers in time.
+        Raises `ConfigError` when it does not, and `EngineDead` when no server answers in time.
         """
         settings = self._settings
         if self.dialect.warning is not None:
@@ -191,14 +192,14 @@ class OpenAIEngine(Gated):
         self._gate.start()
 
     async def generate(self, request: Request) -> Completion:
-        """See `Engine.generate`. Raises `ValueError` with the server's message for a request that it refuses (4xx),
-        `RequestFailed` for a request that fails while others succeed."""
+        """See `Engine.generate`. Raises `ValueError`, with the server's message, for a request that it refuses (4xx),
+        and `RequestFailed` for a request that fails while others succeed."""
         check_supported(request.sampling, self.dialect.engine)
         call = _Call(request, tokens_left=token_limit(request, self._servers.context_tokens))
         return join_parts(call.parts, await self._finish(call))
 
     async def _finish(self, call: _Call) -> FinishReason:
-        """Ask until the request has ended, and again after each interruption."""
+        """Ask until the request has ended, again after each interruption, and return the finish reason."""
         while True:
             await self._gate.serve(call, self._ask)
             if call.tokens.reason is not None:
@@ -208,7 +209,7 @@ class OpenAIEngine(Gated):
                 return reason
 
     async def _ask(self, call: _Call) -> None:
-        """Collect the answer in the call's tokens; nothing while no server serves the right weights."""
+        """Collect the answer in the call's tokens. Collect nothing while no server serves the right weights."""
         call.version = self.version
         if self._rejected:
             call.tokens.reason = FinishReason.ABORT
@@ -232,8 +233,8 @@ class OpenAIEngine(Gated):
         """Load `weights` into the servers, or note that they serve `version` from now on; see `Engine.swap`.
 
         Raises `WeightsError` as `Engine.swap` does and when no server can read the folder, `WeightsRejected` when every
-        server gives wrong logprobs (`WeightsLate` if something else loads the weights), `EngineDead` when no server
-        took the weights.
+        server returns wrong logprobs (`WeightsLate` if another program loads the weights), and `EngineDead` when no
+        server took the weights.
         """
         async with self._gate.swap():
             probe, self._probe = self._probe, None
@@ -258,8 +259,8 @@ class OpenAIEngine(Gated):
             return await self._serve(weights, version, probe)
 
     async def _serve(self, weights: Weights | None, version: WeightsVersion, probe: Probe | None) -> float:
-        """Make the servers serve `version`; without `weights`, they have already loaded them. Returns the duration in
-        seconds."""
+        """Make the servers serve `version`; without `weights`, they have already loaded that version. Returns the
+        duration in seconds."""
         limit_s, started_s = self._settings.start_timeout_s, monotonic()
         try:
             async with asyncio.timeout(limit_s):

@@ -1,7 +1,7 @@
 """Loads the weights that servers should serve, and checks that each server returns their logprobs.
 
-Invariant: a server that passed `verify` holds the weights that are pushed, if any, and gives the logprobs of the live
-weights' probe. Without a probe, servers into which weights were loaded agree with the first such server.
+Invariant: a server that passed `verify` holds the pushed weights, if any, and returns the logprobs in the live weights'
+probe. Without a probe, servers into which weights were loaded agree with the first such server.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from rollq.workers.http.client import TransientError
 log = logging.getLogger(__name__)
 
 COMMON_TOKENS = 256
-"""Tokens that every model has, for prompts when no probe was published."""
+"""How many tokens every model has, for prompts when no probe was published."""
 
 
 class LiveWeights:
-    """The weights that are pushed into servers. None: another program loads them, or none have been pushed yet."""
+    """The weights that are pushed into servers; None if another program loads weights, or none have been pushed yet."""
 
     def __init__(self) -> None:
         self.pushed: Weights | None = None
@@ -37,14 +37,14 @@ class LiveWeights:
         self.pushed, self._expected = pushed, probe
 
     def check_name(self, name: str | None) -> None:
-        """Raise `TransientError` unless `name`, from an answer, names the weights that are pushed."""
+        """Raise `TransientError` unless `name`, from an answer, names the pushed weights."""
         if name is not None and self.pushed is not None and name != self.pushed.name:
             raise TransientError(f"its answer comes from weights {name!r}, not {self.pushed.name!r}")
 
     async def verify(self, http: aiohttp.ClientSession, server: Server) -> None:
-        """Check that a server has the weights that are pushed, if any, and gives the logprobs of the live weights.
+        """Check that a server has the pushed weights, if any, and returns the live weights' logprobs.
 
-        Concurrent callers wait for one check. Raises `TransientError`, `WrongWeights` or `ValueError`.
+        Concurrent callers share one check. Raises `TransientError`, `WrongWeights` or `ValueError`.
         """
         async with server.verifying:
             if self.pushed is not None and not server.weights_verified:
@@ -56,9 +56,9 @@ class LiveWeights:
                 server.checked = True
 
     async def _check(self, http: aiohttp.ClientSession, server: Server) -> WeightsCheck | None:
-        """Compare a server's logprobs with the expected logprobs. Raises `WrongWeights` if they differ.
+        """Compare a server's logprobs with the expected ones. Raises `WrongWeights` if they differ.
 
-        Returns None if the server returns no logprobs of prompts, or if there is nothing to compare with.
+        Returns None if the server returns no prompt logprobs, or if there is nothing to compare with.
         """
         if (self._expected is None and self.pushed is None) or not await self._scores(http, server):
             return None
@@ -75,7 +75,7 @@ class LiveWeights:
         return check
 
     async def _scores(self, http: aiohttp.ClientSession, server: Server) -> bool:
-        """Whether a server gives logprobs of prompts. Logs once if it does not."""
+        """Whether a server returns prompt logprobs. Logs once if it does not."""
         try:
             await server.score(http, PROBE_IDS)
         except ValueError as error:
@@ -86,7 +86,8 @@ class LiveWeights:
 
 
 async def _score(http: aiohttp.ClientSession, server: Server, prompts: Sequence[Int32Array]) -> Sequence[Float32Array]:
-    """The logprobs of each prompt, from a server that gives them. Raises `WrongWeights` if it refuses these prompts."""
+    """Each prompt's logprobs, from a server that returns them. Raises `WrongWeights` if the server refuses these
+    prompts."""
     try:
         return await asyncio.gather(*(server.score(http, prompt) for prompt in prompts))
     except ValueError as error:

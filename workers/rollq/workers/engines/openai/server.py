@@ -1,4 +1,4 @@
-"""One server of a model: its state, and the exchanges with it."""
+"""One server: its state, and the exchanges with it."""
 
 import asyncio
 import logging
@@ -23,13 +23,13 @@ from rollq.workers.http.server_pool import PooledServer
 log = logging.getLogger(__name__)
 
 SAME_NATS = 0.05
-"""Logprobs of equal weights differ by less than this, across machines and kernels."""
+"""Equal weights' logprobs differ by less than this, across machines and kernels."""
 ASSUMED_DTYPE = "bfloat16"
 """Assumed for a server that does not report its dtype."""
 
 
 class WrongWeights(TransientError):
-    """A server's logprobs differ from the logprobs of its weights."""
+    """A server's logprobs differ from the expected ones."""
 
 
 class ServerState(StrEnum):
@@ -50,10 +50,10 @@ class ServerState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Server(PooledServer):
-    """One server. `model` is its name for the model. `priorities` says whether it accepts the parameter `priority`.
-    `weights_verified` is true if the pushed weights have been verified, and nothing can have changed them since.
-    `checked` is true if its logprobs agree with the live weights, or cannot be compared. `check` is the result of the
-    comparison, if there was one. `accused` is true once wrong logprobs have been logged.
+    """One server. `model` is its name for the model. `priorities` is true if it accepts the parameter `priority`.
+    `weights_verified` is true if it has been verified to hold the pushed weights, and nothing can have changed them
+    since. `checked` is true if its logprobs agree with the live weights', or cannot be compared. `check` is the
+    comparison's result, if any. `accused` is true once wrong logprobs have been logged.
     """
 
     dialect: Dialect = field(kw_only=True)
@@ -75,14 +75,15 @@ class Server(PooledServer):
         return self.state is ServerState.SERVING
 
     async def stream(self, http: aiohttp.ClientSession, body: Mapping[str, Any]) -> AsyncIterator[Any]:
-        """The events of a streamed completion. Raises as `exchange` does."""
+        """Yield the events of a streamed completion. Raises the exceptions of `exchange`."""
         async for event in stream(http, self._address, self._named(body)):
             if (status := self.dialect.api.status_of(event)) is not None:
                 raise refusal(self._address, status, orjson.dumps(event))
             yield event
 
     def read(self, event: Any, have: int) -> Part:
-        """The new tokens in an event after `have` tokens. Raises `ValueError` when it lacks token ids or logprobs."""
+        """The new tokens in an event after `have` tokens. Raises `ValueError` if the event lacks token ids or
+        logprobs."""
         try:
             return self.dialect.api.read_part(event, have)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -114,7 +115,7 @@ class Server(PooledServer):
         return api.read_fingerprint(await self.complete(http, api.fingerprint_body()))
 
     async def has_weights_of(self, http: aiohttp.ClientSession, other: "Server") -> bool:
-        """Whether both servers have the same weights, by comparing their logprobs."""
+        """Compare both servers' logprobs, and return whether the weights are the same."""
         own, theirs = await self.fingerprint(http), await other.fingerprint(http)
         return own.shape == theirs.shape and bool((np.abs(own - theirs) < SAME_NATS).all())
 
@@ -135,7 +136,7 @@ class Server(PooledServer):
 
     async def score(self, http: aiohttp.ClientSession, prompt: Int32Array) -> Float32Array:
         """The logprobs of a prompt's tokens; see `read_scores`. Raises `TransientError`, and `ValueError` if the answer
-        has none."""
+        has no logprobs."""
         api = self.dialect.api
         return api.read_scores(await self.complete(http, api.score_body(prompt)), prompt)
 

@@ -1,11 +1,11 @@
-"""The servers of one model: which one gets a request, and how a server joins, fails and comes back.
+"""One model's servers: which one gets a request, and how servers join, fail and rejoin.
 
 Invariant: a server gets requests only if it has answered the simplest request correctly since its last failure, and
-only while its answers equal the other servers' answers, so a server restarted with old weights stays out. The last
-server is never ejected: the caller handles its failures.
+agrees with the other servers, so a server restarted with old weights stays out. The last server is never ejected: the
+caller handles its failures.
 
-If weights are pushed, a server gets requests only with the wanted weights. Since it may have been restarted, it is
-asked for the name of its weights before the first request after a failure or an idle time.
+If weights are pushed, a server gets requests only with the wanted weights. Since a server may have been restarted, it
+is asked for its weights' name before the first request after a failure or idle time.
 
 A server that has loaded weights or rejoins must return the logprobs of the live weights; see `LiveWeights`.
 """
@@ -35,7 +35,7 @@ from rollq.workers.http.server_pool import ServerPool
 log = logging.getLogger(__name__)
 
 SESSIONS = 10_000
-"""How many conversations keep their server."""
+"""The largest number of conversations that keep their server."""
 
 
 class RequestFailed(RollqError, RuntimeError):
@@ -43,7 +43,7 @@ class RequestFailed(RollqError, RuntimeError):
 
 
 class _Sessions:
-    """The server of each conversation; the oldest conversations are forgotten."""
+    """Maps conversations to servers, and forgets the oldest conversations."""
 
     def __init__(self) -> None:
         self._servers: OrderedDict[str, Server] = OrderedDict()
@@ -66,7 +66,7 @@ class Servers(ServerPool[Server]):
     def __init__(
         self, dialect: Dialect, urls: Sequence[str], model: str | None, policy: RetryPolicy, *, pushes: bool
     ) -> None:
-        """`pushes` says whether `serve` loads weights into the servers."""
+        """With `pushes`, `serve` loads weights into the servers."""
         super().__init__([Server(url.rstrip("/"), dialect=dialect) for url in urls], policy)
         self._routes = dialect.weights
         self._pushes = pushes
@@ -79,13 +79,13 @@ class Servers(ServerPool[Server]):
 
     @property
     def context_tokens(self) -> int:
-        """The smallest context, in tokens, of all servers that have joined."""
+        """The smallest context, in tokens, among the servers that have joined."""
         return min(server.context_tokens for server in self.servers)
 
     @property
     def max_sequences(self) -> int:
-        """How many sequences the serving servers run at a time in total. While none serves, the number for one
-        server."""
+        """The total number of sequences that the serving servers run at a time. While no server serves, the number for
+        one server."""
         serving = self.serving or self.servers[:1]
         return sum(server.max_sequences for server in serving)
 
@@ -116,11 +116,11 @@ class Servers(ServerPool[Server]):
         )
 
     async def serve(self, weights: Weights | None, probe: Probe | None) -> None:
-        """Load `weights`, unless None, into all servers, and check them. There must be no requests.
+        """Load `weights`, unless None, into all servers, and check the servers. There must be no requests.
 
-        Returns when all servers have the weights, or at the latest after twice the time that the first server took;
-        late servers join when they are ready. Raises `ValueError` when all servers refuse the weights, and
-        `WrongWeights` when the servers that took them have other logprobs than `probe`.
+        Returns when all servers have the weights, and at the latest after twice the first server's time; late servers
+        join when they are ready. Raises `ValueError` when all servers refuse the weights, and `WrongWeights` when the
+        servers that took the weights have different logprobs from `probe`.
         """
         self._live.change(weights, probe)
         for task in self._joining:
@@ -133,8 +133,8 @@ class Servers(ServerPool[Server]):
             await asyncio.wait(joining, timeout=monotonic() - started_s)
 
     async def _first_serving(self, joining: Sequence[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-        """Wait until a server serves; returns the tasks of the other servers. Raises `ValueError` or `WrongWeights` if
-        all fail."""
+        """Wait until a server serves, and return the other servers' tasks. Raises `ValueError` or `WrongWeights` if all
+        fail."""
         waiting = set(joining)
         while not self.serving:
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -150,7 +150,7 @@ class Servers(ServerPool[Server]):
             await self._http.close()
 
     async def ask(self, body: Mapping[str, Any], session: str | None, tokens: Tokens) -> None:
-        """Collect the answer to a request for a completion in `tokens`, from the start at every try.
+        """Collect a completion request's answer in `tokens`, from the start at every try.
 
         Raises `ValueError` for a request that is refused, `RequestFailed`, and `EngineDead` when no server answers the
         simplest request either.
@@ -176,7 +176,7 @@ class Servers(ServerPool[Server]):
         await self.send(ask_one, session)
 
     def choose(self, session: str | None, failed: Server | None) -> Server:
-        """The server of this session, otherwise the least loaded server; if possible, not `failed`."""
+        """This session's server, otherwise the least loaded server; if possible, not `failed`."""
         allowed = self.serving or list(self.servers)
         allowed = [server for server in allowed if server is not failed] or allowed
         chosen = self._sessions.get(session)
@@ -186,7 +186,7 @@ class Servers(ServerPool[Server]):
         return chosen
 
     def eject(self, server: Server, error: TransientError) -> bool:
-        """Stop requests to a failed server until it works again. Returns whether there is another server."""
+        """Send no requests to a failed server until it works again. Returns whether there is another server."""
         others = any(other is not server for other in self.serving)
         if others and server.serving:  # the last server stays: its requests have nowhere else to go
             log.warning("%s gets no requests until it works again: %s", server.url, error)
@@ -195,7 +195,7 @@ class Servers(ServerPool[Server]):
         return others
 
     async def give_up(self, server: Server, failures: int, error: TransientError) -> NoReturn:
-        """Raise `RequestFailed` if a server still answers the simplest request, else `EngineDead`."""
+        """Raise `RequestFailed` if a server still answers the simplest request, and `EngineDead` otherwise."""
         last = error
         for other in self.serving:
             try:
@@ -244,7 +244,7 @@ class Servers(ServerPool[Server]):
                 return
 
     async def _meet(self, server: Server) -> None:
-        """Check everything about a server, then let it serve. Raises `TransientError` or `ValueError`."""
+        """Run all checks on a server, then let it serve. Raises `TransientError` or `ValueError`."""
         http = self._session()
         await server.describe(http, self._wanted_model, pushes=self._pushes)
         if self._pushes and self._live.pushed is None:  # a worker that died in a swap may have left it paused
@@ -266,7 +266,7 @@ class Servers(ServerPool[Server]):
 
 
 def _reason(joining: "Sequence[asyncio.Task[None]]") -> BaseException:
-    """Why no server serves: wrong weights, else the first error."""
+    """The reason why no server serves: wrong weights if there are any, otherwise the first error."""
     errors = [error for task in joining if not task.cancelled() and (error := task.exception())]
     wrong = [error for error in errors if isinstance(error, WrongWeights)]
     return next(iter(wrong + errors), EngineDead("the engine is closed"))

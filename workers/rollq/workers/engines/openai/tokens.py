@@ -1,4 +1,4 @@
-"""The tokens of answers that servers stream, in any format. Pure: plain values in and out."""
+"""Collects the tokens of streamed answers, in any server's format. Pure: plain values in and out."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from rollq.workers.engines.protocol import Completion, WeightsVersion, parse_rea
 
 
 class Part(NamedTuple):
-    """The new tokens in one event of an answer: ids, logprobs in nats, the reason if the answer has ended, and the name
-    of the weights if the server reports it."""
+    """The new tokens in one event of an answer: ids, logprobs in nats, the finish reason if the answer has ended, and
+    the weights' name if the server reports it."""
 
     ids: list[int]
     logprobs: list[float]
@@ -23,8 +23,8 @@ class Part(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Tokens:
     """The part of a completion that has arrived: ids, logprobs in nats, and the finish reason if it has ended. `url` is
-    the server's, for messages. `broken` is true if tokens had arrived and were lost when a server failed. `added` is
-    called whenever tokens arrive."""
+    the server's, for messages. `broken` is true if arrived tokens were lost when a server failed. `added` is called
+    whenever tokens arrive."""
 
     url: str = "the server"
     ids: list[int] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Tokens:
             self.added()
 
     def completion(self, version: WeightsVersion, reason: FinishReason | None = None) -> Completion:
-        """The tokens as a completion by `version`, with finish reason `reason` or the server's.
+        """The tokens as a completion from weights `version`, with the finish reason `reason` or the server's.
 
         Raises `ValueError` for invalid ids or logprobs.
         """
@@ -64,13 +64,13 @@ class Tokens:
 
 
 def float32_array(numbers: Sequence[float]) -> Float32Array:
-    """An array of these numbers; numbers too large for float32 become infinite. Raises `TypeError`, `ValueError`."""
+    """An array of these numbers; numbers too large for float32 become infinite. Raises `TypeError` or `ValueError`."""
     with np.errstate(over="ignore"):
         return np.array(numbers, dtype=np.float32)
 
 
 def join_parts(parts: Sequence[Completion], reason: FinishReason) -> Completion:
-    """The parts of one answer, in order, as one completion that ended with `reason`."""
+    """Join one answer's parts, in order, into one completion with finish reason `reason`."""
     if not parts:
         return Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), reason)
     return Completion(

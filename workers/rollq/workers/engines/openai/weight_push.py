@@ -1,7 +1,7 @@
-"""Pushes weights into a vLLM server over HTTP, by its development routes and `LoadExtension` in its workers.
+"""Pushes weights into vLLM servers over HTTP, by development routes and `LoadExtension` in the servers' workers.
 
-Invariant: a server whose `weight_version` is the name of some weights holds all of them, and generates. A loading
-server has another name, and a restarted server has vLLM's default.
+Invariant: a server whose `weight_version` names some weights holds all of them, and generates. A loading server has
+another name, and a restarted server has vLLM's default.
 """
 
 from collections.abc import Mapping
@@ -31,12 +31,12 @@ async def resume(http: aiohttp.ClientSession, url: str) -> None:
 
 
 async def check(http: aiohttp.ClientSession, url: str, weights: Weights) -> None:
-    """Raise `TransientError` or `ValueError` unless the server can read the folder. Nothing changes there."""
+    """Raise `TransientError` or `ValueError` if the server cannot read the folder. Changes nothing on the server."""
     await _call(http, url, "rollq_check", str(weights.folder))
 
 
 async def dtype_of(http: aiohttp.ClientSession, url: str) -> str | None:
-    """The dtype of a server, as torch calls it, or the name of its quantization; None if unknown."""
+    """torch's name of a server's dtype, or the name of its quantization; None if unknown."""
     try:
         answer = await _call(http, url, "rollq_dtype")
         return str(answer["results"][0])
@@ -45,7 +45,7 @@ async def dtype_of(http: aiohttp.ClientSession, url: str) -> str | None:
 
 
 async def max_sequences_of(http: aiohttp.ClientSession, url: str) -> int | None:
-    """How many sequences a server runs at a time; None if unknown."""
+    """The number of sequences that a server runs at a time; None if unknown."""
     try:
         answer = await _call(http, url, "rollq_max_sequences")
         return int(answer["results"][0])
@@ -54,7 +54,7 @@ async def max_sequences_of(http: aiohttp.ClientSession, url: str) -> int | None:
 
 
 async def load(http: aiohttp.ClientSession, url: str, weights: Weights) -> bool:
-    """Make a server without requests serve `weights`. Returns False if it already served them.
+    """Make an idle server serve `weights`. Returns False if it already served them.
 
     Raises `TransientError` or `ValueError` if the load fails. The server then stays paused, under another name.
     """
@@ -78,5 +78,5 @@ async def _post(http: aiohttp.ClientSession, url: str, route: str, body: Mapping
 
 
 def _root(url: str) -> str:
-    """The address of the routes, which are beside `/v1`."""
+    """The root address of the routes, which are beside `/v1`."""
     return url.removesuffix("/v1")

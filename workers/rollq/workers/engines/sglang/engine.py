@@ -1,4 +1,4 @@
-"""An engine over SGLang servers: the pool of the engine `openai`, with SGLang's own routes."""
+"""An engine over SGLang servers: the `openai` engine's pool, with SGLang's native routes."""
 
 from typing import ClassVar
 

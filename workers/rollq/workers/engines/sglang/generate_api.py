@@ -1,9 +1,9 @@
 """Requests and answers of SGLang's native route `/generate`. Pure: plain values in and out.
 
-SGLang has two logprobs for a sampled token. `output_token_logprobs` are of the logits after penalties, biases, guides
-and temperature, but before top_k, top_p and min_p. `output_token_sampling_logprobs` come with `return_sampling_mask`
-and are of the distribution after those filters too; SGLang gives them for requests with a top_k. Requests ask for them
-and use them exactly when a filter is set.
+SGLang has two logprobs for each sampled token. `output_token_logprobs` belong to the logits after penalties, biases,
+guides and temperature, but before top_k, top_p and min_p. `output_token_sampling_logprobs`, which come with
+`return_sampling_mask`, belong to the distribution after those filters too; SGLang returns them for requests with a
+top_k. Exactly when a filter is set, requests ask for the latter and their answers are read from them.
 """
 
 from typing import Any
@@ -21,16 +21,16 @@ PROBE = Request(PROBE_IDS, Sampling(max_tokens=8, temperature=0.01, top_k=20))
 """At this temperature the filter has no effect, so SGLang's two logprobs must be equal."""
 SAME_NATS = 0.01
 DTYPES = {"auto": None, "half": "float16", "float": "float32"}
-"""SGLang's names of dtypes that differ from torch's. With `auto`, it does not report its choice."""
+"""SGLang's dtype names that differ from torch's -> torch's. With `auto`, SGLang does not report its choice."""
 
 
 def root_of(server: str) -> str:
-    """The address of the native routes, which are beside `/v1`."""
+    """The root address of the native routes, which are beside `/v1`."""
     return server.removesuffix("/v1")
 
 
 def url_of(server: str) -> str:
-    """The address for completions at a server."""
+    """A server's address for completions."""
     return f"{root_of(server)}/generate"
 
 
@@ -51,7 +51,7 @@ def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict
 
 
 def sampling_params(sampling: Sampling, tokens: int) -> dict[str, Any]:
-    """The parameters by SGLang's names; null for a default without effect."""
+    """The parameters under SGLang's names; null for a default without effect."""
     return {
         "max_new_tokens": tokens,
         "min_new_tokens": min(sampling.min_tokens, tokens),
@@ -146,13 +146,13 @@ def read_scores(answer: Any, prompt: Int32Array) -> Float32Array:
 
 
 def fingerprint_body() -> dict[str, Any]:
-    """A request whose answer identifies the weights: the largest logprobs of the token after `PROBE`'s prompt."""
+    """A request whose answer identifies the weights by the largest logprobs of the token after `PROBE`'s prompt."""
     body = request_body(Request(PROBE_IDS, Sampling(max_tokens=1)), 1, NO_VERSION)
     return {**body, "top_logprobs_num": TOP_LOGPROBS, "extra_key": None}
 
 
 def read_fingerprint(answer: Any) -> Float32Array:
-    """Logprobs float32 [`TOP_LOGPROBS`] in nats, largest first. Raises `ValueError` if the answer has none."""
+    """The logprobs float32 [`TOP_LOGPROBS`] in nats, largest first. Raises `ValueError` if the answer has none."""
     try:
         top = answer["meta_info"]["output_top_logprobs"][0]
         largest = float32_array(sorted((logprob for logprob, *_ in top), reverse=True)[:TOP_LOGPROBS])
@@ -167,9 +167,9 @@ def read_fingerprint(answer: Any) -> Float32Array:
 
 
 def read_context(info: Any) -> int:
-    """The context in tokens, from the answer of `/server_info`: the longest prompt plus one token.
+    """The context in tokens, from the answer of `/server_info`: the longest prompt's tokens plus one.
 
-    Raises `ValueError` for a server that repeats all tokens in each event: an answer of 32k tokens would take
+    Raises `ValueError` for a server that repeats all tokens in each event: an answer with 32k tokens would take
     gigabytes.
     """
     try:
@@ -187,7 +187,7 @@ def read_context(info: Any) -> int:
 
 
 def read_dtype(info: Any) -> str | None:
-    """The dtype, as torch calls it, or the quantization, from the answer of `/server_info`; None if it is missing."""
+    """torch's name of the dtype, or the quantization, from the answer of `/server_info`; None if unknown."""
     if info.get("quantization"):
         return str(info["quantization"])
     dtype = str(info.get("dtype", "auto"))
@@ -195,6 +195,7 @@ def read_dtype(info: Any) -> str | None:
 
 
 def read_max_sequences(info: Any) -> int | None:
-    """How many sequences the server runs at a time, from the answer of `/server_info`; None if it is missing."""
+    """The number of sequences that the server runs at a time, from the answer of `/server_info`; None if it is
+    missing."""
     sequences = info.get("max_running_requests")
     return sequences if isinstance(sequences, int) and sequences > 0 else None

@@ -1,7 +1,7 @@
-"""Loads weights into an SGLang server over HTTP, by SGLang's routes.
+"""Loads weights into SGLang servers over HTTP, by SGLang's routes.
 
-Invariant: a server whose `weight_version` is the name of some weights holds all of them, and generates. While it loads,
-it has a different name, and keeps that if the load fails: SGLang may then hold a mixture. A restarted server has
+Invariant: a server whose `weight_version` names some weights holds all of them, and generates. While a server loads, it
+has a different name, which stays if the load fails, since SGLang may then hold a mixture. A restarted server has
 SGLang's default name.
 """
 
@@ -28,7 +28,7 @@ async def check(http: aiohttp.ClientSession, url: str, weights: Weights) -> None
 
 
 async def load(http: aiohttp.ClientSession, url: str, weights: Weights) -> bool:
-    """Make a server without requests serve `weights`. Returns False if it already served them.
+    """Make an idle server serve `weights`. Returns False if it already served them.
 
     Raises `TransientError`, including when the server cannot load them, or `ValueError`; the server then stays paused,
     under a different name.

@@ -1,8 +1,7 @@
 """The running batch of a causal LM: sequences join and leave between decode steps and share one key-value cache.
 
-Invariant: a sequence's logits equal the logits of a plain forward pass over its tokens under the current weights, and
-do not depend on the other rows of the batch. Rows are padded on the left; the mask hides the padding and positions do
-not count it.
+Invariant: a sequence's logits equal a plain forward pass's over its tokens under the current weights, and do not depend
+on the batch's other rows. Rows are padded on the left; the mask hides the padding, and positions do not count it.
 """
 
 import functools
@@ -29,9 +28,10 @@ _MAX_SEED = 2**64 - 1
 
 @dataclass(slots=True, eq=False)
 class ActiveSequence:
-    """A running sequence. `context` holds the prompt's tokens, then the `prefix_tokens` tokens of the prefix. `ids` and
-    `logprobs` are generated. `versions` are pairs (version, index of its first token). `experts` has [layers, top_k]
-    for each token read, from the pass that gave the next token's logprob. `images` are the prompt's."""
+    """A running sequence. `context` holds the prompt's tokens, then the prefix's `prefix_tokens` tokens. `ids` and
+    `logprobs` hold generated tokens. `versions` holds pairs (version, index of its first token). `experts` holds
+    [layers, top_k] for each token read, from the pass that gave the next token's logprob. `images` holds the prompt's
+    images."""
 
     context: list[int]
     prefix_tokens: int
@@ -56,21 +56,21 @@ class ActiveSequence:
         )
 
     def read(self, experts: ExpertArray) -> None:
-        """Record the experts of a pass over all tokens, [tokens, layers, top_k].
+        """Record the `experts` [tokens, layers, top_k] of a pass over all tokens.
 
         If a token has a successor, it keeps the experts of the pass that made the successor.
         """
         self.experts[-1:] = experts[max(len(self.experts) - 1, 0) :]
 
     def _routed_experts(self) -> ExpertArray:
-        """The experts of all tokens. The last token's experts are unknown until its successor is made."""
+        """All tokens' experts. The last token's experts are unknown until its successor is made."""
         before_last = len(self.context) + len(self.ids) - 1
         return np.stack([*self.experts[:before_last], np.zeros_like(self.experts[0])])
 
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """The model's state for B rows of T columns: the cache, the attention mask int64 [B, T], and the next token's
+    """The model's state for B rows of T columns: the cache, the attention mask int64 [B, T], and the next tokens'
     logits [B, V]."""
 
     cache: Any  # a DynamicCache whose layers all hold `keys` and `values` [B, heads, T, head size]
@@ -89,8 +89,8 @@ class DecodeBatch:
         recorder: ExpertRecorder | None = None,
         processor: Callable[[], ImageProcessor] | None = None,
     ) -> None:
-        """`decode` turns response ids into text; it is called only for sequences with stop strings. `recorder` records
-        the experts of `model`; `processor` gives the image processor of `model`."""
+        """`decode` turns response ids into text, only for sequences with stop strings. `recorder` records the experts
+        of `model`; `processor` returns the image processor of `model`."""
         self.sequences: list[ActiveSequence] = []
         self._model = model
         self._eos_ids = eos_ids
@@ -130,7 +130,7 @@ class DecodeBatch:
         return finished
 
     def remove(self, leaving: Sequence[ActiveSequence]) -> torch.Tensor | None:
-        """Remove sequences. Returns the indices int64 of the remaining rows, None for all."""
+        """Remove sequences. Returns the remaining rows' indices int64, None for all."""
         if not leaving:
             return None
         gone = set(map(id, leaving))
@@ -146,15 +146,15 @@ class DecodeBatch:
 
     @torch.no_grad()
     def recompute(self, version: WeightsVersion) -> None:
-        """Read all tokens again after the weights have changed to `version`; later tokens are of that version."""
+        """Read all tokens again after the weights have changed to `version`. Later tokens get this version."""
         for sequence in self.sequences:
             sequence.versions.append((version, len(sequence.ids)))
         if self.sequences:
             self._state = self._prefill(self.sequences)
 
     def _prefill(self, sequences: Sequence[ActiveSequence]) -> _State:
-        """Read all tokens of `sequences`. Equal sequences (the samples of a group) are read once, sequences with images
-        alone."""
+        """Read all tokens of `sequences`. Equal sequences (a group's samples) are read once, and sequences with images
+        are read alone."""
         unique: dict[_Row, int] = {}
         index = [unique.setdefault(_Row.of(sequence), len(unique)) for sequence in sequences]
         rows = list(unique)
@@ -182,7 +182,7 @@ class DecodeBatch:
         return prefill(self._model, ids, self._processor().inputs(input_ids, [images.images]))
 
     def _record_step(self) -> None:
-        """Record the experts of the tokens that were read in a decode step, one per sequence."""
+        """Record the experts of the tokens, one per sequence, that a decode step read."""
         if self._recorder is None:
             return
         experts = self._recorder.take(len(self.sequences))
@@ -212,7 +212,7 @@ class DecodeBatch:
 
 
 class _Row(NamedTuple):
-    """All ids of a sequence, and its images, as a forward pass reads them."""
+    """A sequence's ids and images, as inputs of a forward pass."""
 
     ids: tuple[int, ...]
     images: PlacedImages | None
@@ -223,7 +223,7 @@ class _Row(NamedTuple):
 
 
 def prefill(model: Any, rows: Sequence[tuple[int, ...]], inputs: Mapping[str, torch.Tensor] | None = None) -> _State:
-    """Read whole sequences. `inputs` are further inputs of the model, for rows of equal length."""
+    """Read whole sequences. `inputs` holds further model inputs, for rows of equal length."""
     width = max(map(len, rows))
     ids = torch.tensor([(0,) * (width - len(row)) + row for row in rows], device=model.device)
     lengths = torch.tensor([len(row) for row in rows], device=model.device)
@@ -254,12 +254,12 @@ def decode(model: Any, state: _State, ids: torch.Tensor) -> None:
 
 @functools.cache
 def _cache_argument(model: type) -> str:
-    """The name of the cache argument of a model of this class. transformers 5.24 renamed it."""
+    """The name of this model class's cache argument, which transformers 5.24 renamed."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"  # type: ignore[attr-defined]
 
 
 def select(state: _State, rows: torch.Tensor) -> _State:
-    """The rows with indices `rows` int64 [N], without columns that are padding in all of them."""
+    """The rows with indices `rows` int64 [N], without columns that are padding in every row."""
     mask = state.mask[rows]
     padding = int(mask.any(dim=0).int().argmax())
     for layer in state.cache.layers:
@@ -283,6 +283,6 @@ def merge(old: _State, new: _State) -> _State:
 
 
 def _passes(rows: Sequence[_Row]) -> list[list[int]]:
-    """The row numbers of each pass: a row with images is read alone, all others together."""
+    """The row numbers for each pass: each row with images is read alone, all others together."""
     texts = [number for number, row in enumerate(rows) if row.images is None]
     return [[number] for number, row in enumerate(rows) if row.images is not None] + [texts] * bool(texts)

@@ -1,4 +1,4 @@
-"""Drives a running batch: one task of the event loop decodes step after step.
+"""Drives a running batch: one task on the event loop decodes step after step.
 
 The event loop decides (who joins, who leaves, when weights are swapped), one thread computes, and they take turns: the
 batch needs no lock, and the event loop never waits for a forward pass. Invariant: weights change only between two
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Job(Call):
-    """A request as a sequence of the batch. If `done` is cancelled, nobody waits for the request."""
+    """A request as a sequence in the batch. If `done` is cancelled, nobody waits for the request."""
 
     sequence: ActiveSequence = field(kw_only=True)
     done: "asyncio.Future[Completion]" = field(init=False)
@@ -36,7 +36,7 @@ class Job(Call):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Swap:
-    """Checked weights, applied before the next step. A cancelled `done` withdraws them."""
+    """Checked weights to apply before the next step. Cancelling `done` withdraws them."""
 
     weights: dict[str, torch.Tensor]
     version: WeightsVersion
@@ -79,7 +79,7 @@ class DecodeDriver:
         self._work.set()
 
     async def stop(self, jobs: Sequence[Job]) -> None:
-        """End running jobs after the current step. They keep the tokens they have."""
+        """End running jobs after the current step. They keep their tokens so far."""
         self._stopping += jobs
         self._work.set()
         await asyncio.wait([job.answer for job in jobs])
@@ -146,7 +146,7 @@ class DecodeDriver:
         return [job.sequence for job in jobs]
 
     def _end(self, stopping: Iterable[Job]) -> None:
-        """Return the tokens of jobs that end, and drop jobs that nobody waits for."""
+        """Return the tokens of ending jobs, and drop jobs that nobody waits for."""
         for job in stopping:
             _answer(job, FinishReason.ABORT)
         ended = [sequence for sequence, job in self._running.items() if job.done.done()]

@@ -50,7 +50,7 @@ class TransformersEngine:
     def __init__(self, settings: TransformersSettings) -> None:
         self._settings = settings
         self.dtype, self.vocabulary = settings.dtype, 0  # the vocabulary is known after the start
-        self.takes_images = False  # until it has started
+        self.takes_images = False  # until the engine has started
         self.max_sequences = settings.max_batch
         self._gate: RequestGate[Job] = RequestGate(self._stop, opened=self._look_for_work)
         self._driver = DecodeDriver(self._gate, settings.max_batch)
@@ -62,7 +62,7 @@ class TransformersEngine:
 
     async def start(self) -> None:
         """Load the model. Raises `ConfigError` if the folder has no model, the device does not exist, or the settings
-        ask for experts and the model has none that can be recorded."""
+        ask for experts that the model lacks or that cannot be recorded."""
         self._model = await self._driver.compute(load_model, self._settings)
         self._device: torch.device = self._model.device
         self.vocabulary = int(self._model.config.get_text_config().vocab_size)
@@ -145,7 +145,7 @@ class TransformersEngine:
 
 
 def load_model(settings: TransformersSettings) -> Any:
-    """The model of the settings, ready for inference. Raises `ConfigError` if it cannot be loaded."""
+    """Load the model that the settings name, ready for inference. Raises `ConfigError` if this fails."""
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -160,7 +160,7 @@ def load_model(settings: TransformersSettings) -> Any:
 
 
 def make_sequence(request: Request, config: Any) -> ActiveSequence:
-    """The request, checked against the model's `config`, as a sequence. Raises `ValueError`."""
+    """Check the request against the model's `config`, and return it as a sequence. Raises `ValueError`."""
     check_supported(request.sampling, "transformers")
     limit = token_limit(request, config.max_position_embeddings)
     prefix = [] if request.prefix_ids is None else request.prefix_ids.tolist()
@@ -172,7 +172,7 @@ def make_sequence(request: Request, config: Any) -> ActiveSequence:
 
 @torch.no_grad()
 def score(model: Any, prompts: Sequence[Int32Array]) -> list[Float32Array]:
-    """The logprobs float32 [T - 1] of the tokens of each prompt int32 [T] except the first."""
+    """For each prompt int32 [T], the logprobs float32 [T - 1] of its tokens except the first."""
     scores = []
     for prompt in prompts:
         ids = torch.from_numpy(prompt).long().to(model.device)

@@ -11,14 +11,14 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.routed_experts import find_routers, number_experts
 
 ExpertArray = npt.NDArray[np.unsignedinteger[Any]]
-"""Experts numbered from 1, see `rollq.buffer.values.routed_experts`."""
+"""Experts, numbered from 1; see `rollq.buffer.values.routed_experts`."""
 
 
 class ExpertRecorder:
     """Records the experts of a model's last forward pass."""
 
     def __init__(self, model: Any) -> None:
-        """Raises `ConfigError` for a model without experts, and for experts of an unknown form."""
+        """Raises `ConfigError` for a model without experts or with experts of an unknown form."""
         routers = find_routers(model)
         if not routers:
             raise ConfigError(

@@ -1,7 +1,7 @@
-"""Sampling of the next tokens of a batch, each row with its own parameters and its own random numbers.
+"""Samples a batch's next tokens, each row with separate parameters and random numbers.
 
-Invariant: the logprob returned is from the sampled distribution itself: after temperature, min-p, top-k and top-p. A
-row's random number depends only on its seed and position, never on the other rows of its batch.
+Invariant: the returned logprob belongs to the distribution that was sampled, after temperature, min-p, top-k and top-p.
+A row's random number depends only on its seed and position, never on the batch's other rows.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,8 @@ from rollq.workers.engines.protocol import Sampling
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingRows:
-    """Parameters of B rows as tensors [B]; `min_p`, and `top_k` and `top_p`, are None when no row truncates by them."""
+    """The parameters of B rows as tensors [B]. `min_p` is None when no row truncates by it; so are `top_k` and `top_p`
+    when no row truncates by either."""
 
     temperature: torch.Tensor
     min_p: torch.Tensor | None
@@ -39,9 +40,9 @@ class SamplingRows:
 
 
 def token_logprobs(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """Log probabilities float32 [B, V], in nats, of the distributions to sample; -inf for tokens that are truncated.
+    """The log probabilities float32 [B, V], in nats, of the distributions to sample; -inf for truncated tokens.
 
-    Temperature first, then min-p, then top-k, then top-p within what top-k left: the order of vLLM.
+    Applies temperature, min-p, top-k, and top-p within the remaining tokens, in vLLM's order.
     """
     scaled = logits.float() / rows.temperature[:, None]
     if rows.min_p is not None:
@@ -69,7 +70,7 @@ def sample(logprobs: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """A random number in [0, 1) for each (seed, position), [B], made by SplitMix64 as a hash."""
+    """Random numbers [B] in [0, 1), one for each (seed, position), made by SplitMix64 as a hash."""
     bits = splitmix64(splitmix64(seeds) + positions * np.uint64(GOLDEN_GAMMA))
     # 52 bits: the largest value times any sum of probabilities still rounds below that sum.
     return (bits >> np.uint64(12)).astype(np.float64) * 2.0**-52

@@ -14,9 +14,9 @@ from rollq.workers.engines.tensors import Tensors, check_tensors, is_adapter, to
 
 
 def weight_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors that a weights file of `model` holds, by name: each shared tensor once, under its first name.
+    """The tensors in a weights file for `model`, by name: each shared tensor once, under its first name.
 
-    Like `save_pretrained`, it omits `lm_head.weight` if the embeddings are tied.
+    Like `save_pretrained`, this omits `lm_head.weight` if the embeddings are tied.
     """
     tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
     persistent = model.state_dict().keys()
@@ -27,7 +27,7 @@ def weight_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def read_weights(folder: Path, model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Read and check the weights in `folder` against `model`, which is not changed.
 
-    Raises `WeightsError` unless the files are whole and hold exactly the tensors of the model, as `check_tensors` says.
+    Raises `WeightsError` if the files are truncated or their tensors fail `check_tensors`.
     """
     if is_adapter(folder):
         raise WeightsError(f"weights {str(folder)!r} are a LoRA adapter, which engine 'transformers' does not serve")
@@ -45,9 +45,9 @@ def read_weights(folder: Path, model: torch.nn.Module) -> dict[str, torch.Tensor
 
 
 def _converted(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    """Weights under their names in memory: transformers fuses experts when it loads them.
+    """Return weights under their names in memory: transformers fuses experts when it loads them.
 
-    Unknown names stay.
+    Unknown names stay unchanged.
     """
     try:
         loaded, report = type(model).from_pretrained(

@@ -1,6 +1,6 @@
-"""LoRA adapters on disk, as PEFT writes them, compared with the model that they are for. Only reads files; no vLLM.
+"""Compares LoRA adapters on disk, in PEFT's format, with the model that they are for. Only reads files, without vLLM.
 
-vLLM serves an adapter that lacks layers without an error: in these layers, the model's own weights act alone.
+vLLM serves an adapter that lacks layers without an error, with the model's weights alone in these layers.
 """
 
 import re
@@ -17,7 +17,7 @@ from rollq.workers.engines.tensors import Tensors, few, read_tensors
 
 _PREFIX = "base_model.model."
 _MATRIX = re.compile(r"(.+)\.lora_(?:embedding_)?([AB])(?:\.weight)?")
-"""Name of a tensor: the module that it adapts, and which of the module's two matrices it is."""
+"""A tensor's name: the adapted module, and which of the module's two matrices the tensor is."""
 _WRAPPER = ".base_layer"
 _NUMBER = re.compile(r"(?<![^.])\d+(?=\.)")
 """The number of a layer or an expert in a module's name."""
@@ -30,8 +30,8 @@ Names = re.Pattern[str] | frozenset[str]
 class AdapterConfig:
     """The modules that an adapter's configuration names.
 
-    `targets` is None if the choice is not by name ("all-linear"). `layers` are the numbers of the adapted layers, or
-    None for all layers. `layers_patterns` are expressions for the text before such a number.
+    `targets` is None if modules are not chosen by name ("all-linear"). `layers` holds the adapted layers' numbers, or
+    None for all layers. `layers_patterns` holds expressions for the text before such a number.
     """
 
     targets: Names | None
@@ -41,7 +41,7 @@ class AdapterConfig:
 
     @classmethod
     def read(cls, folder: Path) -> "AdapterConfig":
-        """Read the configuration of the adapter in `folder`. Raises `WeightsError` when it cannot be read."""
+        """Read the configuration of the adapter in `folder`. Raises `WeightsError` if this fails."""
         path = folder / ADAPTER_CONFIG
         try:
             config: dict[str, Any] = orjson.loads(path.read_bytes())
@@ -67,7 +67,7 @@ class AdapterConfig:
         return not _match(self.excluded, module) and (self.layers is None or self._layer(module) in self.layers)
 
     def _layer(self, module: str) -> int | None:
-        """The number of the module's layer, as PEFT counts: the last number that a pattern precedes."""
+        """The module's layer number, as PEFT counts: the last number after a match of a pattern."""
         for pattern in self.layers_patterns:
             if match := re.match(rf".*\.{pattern}\.(\d+)\.", module):
                 return int(match[1])
@@ -75,11 +75,11 @@ class AdapterConfig:
 
 
 def check_adapter(folder: Path, model: Tensors, layers: int) -> None:
-    """Raise `WeightsError` unless the adapter in `folder` adapts every module that its configuration names.
+    """Raise `WeightsError` unless the adapter in `folder` adapts every module that the adapter's configuration names.
 
-    `model` has the tensors of the model's files. `layers` is the number of its layers; further layers in the files
-    predict several tokens at once, and are not adapted. If the configuration names no modules, a module that is adapted
-    in one layer must be adapted in every layer that has it.
+    `model` has the tensors in the model's files. `layers` is the number of adapted layers; further layers in the files,
+    for multi-token prediction, are not adapted. If the configuration names no modules, a module that is adapted in one
+    layer must be adapted in every layer that has it.
     """
     config, adapted = AdapterConfig.read(folder), _adapted_modules(folder)
     missing = lacking_modules(config, adapted, _modules(model, layers))
@@ -91,9 +91,9 @@ def check_adapter(folder: Path, model: Tensors, layers: int) -> None:
 
 
 def lacking_modules(config: AdapterConfig, adapted: Collection[str], modules: Iterable[str]) -> list[str]:
-    """The modules of a model that an adapter should adapt and does not, sorted, named as the adapter names them.
+    """The sorted modules that an adapter should adapt and does not, under the adapter's names.
 
-    Experts count only if the adapter has tensors for experts: transformers fuses them, and PEFT then does not see them.
+    Experts count only if the adapter has tensors for experts: transformers fuses experts, which hides them from PEFT.
     """
     named = _as_adapted(adapted, modules)
     done = {stack + place for stack, places in _stacks(adapted).items() for place in places}
@@ -108,9 +108,9 @@ def lacking_modules(config: AdapterConfig, adapted: Collection[str], modules: It
 
 
 def _as_adapted(adapted: Iterable[str], modules: Iterable[str]) -> set[str]:
-    """The modules outside stacks, and the modules in adapted stacks, under the adapter's names for the stacks.
+    """The modules outside stacks and in adapted stacks, under the adapter's names for the stacks.
 
-    Names may differ between files and memory. An unknown stack is matched with the stack that shares most of its
+    Names may differ between files and memory. An unknown stack is matched with the stack with which it shares most
     modules.
     """
     stacks = _stacks(modules)
@@ -122,7 +122,7 @@ def _as_adapted(adapted: Iterable[str], modules: Iterable[str]) -> set[str]:
 
 
 def _stacks(modules: Iterable[str]) -> dict[str, set[str]]:
-    """Modules by their stack of layers: `model.layers.` -> `0.mlp.up_proj`, and `` -> the last part of other names."""
+    """Modules by stack of layers: `model.layers.` -> `0.mlp.up_proj`, and `` -> the last part of other names."""
     stacks: dict[str, set[str]] = {"": set()}
     for module in modules:
         if number := _NUMBER.search(module):
@@ -133,13 +133,13 @@ def _stacks(modules: Iterable[str]) -> dict[str, set[str]]:
 
 
 def _kind(module: str) -> str:
-    """The module's name without numbers: the same in all layers."""
+    """The module's name without numbers, which is the same in all layers."""
     return _NUMBER.sub("*", module)
 
 
 def _adapted_modules(folder: Path) -> set[str]:
-    """Names of the modules that have tensors in an adapter's file. Raises `WeightsError` if one of a module's two
-    matrices is missing."""
+    """The names of modules with tensors in an adapter's file. Raises `WeightsError` if one of a module's two matrices
+    is missing."""
     matrices_of: dict[str, set[str]] = {}
     for name in read_tensors(folder):
         name = name.removeprefix(_PREFIX)
@@ -155,7 +155,7 @@ def _adapted_modules(folder: Path) -> set[str]:
 
 
 def _modules(model: Tensors, layers: int) -> set[str]:
-    """Names of all modules of a model up to its last layer, including modules that contain others."""
+    """The names of a model's modules up to the last layer, including modules that contain others."""
     modules = set()
     for name in model:
         number = _NUMBER.search(name)
@@ -170,7 +170,7 @@ def _names(value: str | Iterable[str]) -> Names:
 
 
 def _listed(value: Any) -> list[Any]:
-    """A list that may be written as its only entry."""
+    """Return the list `value`, or a list with `value` as its only entry."""
     return [value] if isinstance(value, str | int) else list(value)
 
 

@@ -1,7 +1,7 @@
 """LoRA adapters in vLLM: the adapter for new requests, and the adapters that running requests still use.
 
-Invariant: vLLM never needs more adapters than it has room for. It drops the least recently used adapter, and reloads it
-from its folder when a request needs it. vLLM dies if the folder is gone.
+Invariant: vLLM never needs more adapters than it has room for. Otherwise, vLLM drops the least recently used adapter,
+and reloads it when a request needs it. vLLM dies if the adapter's folder is gone.
 """
 
 from collections.abc import Callable, Collection
@@ -21,22 +21,23 @@ from rollq.workers.engines.vllm.process import VllmProcess
 
 @dataclass(slots=True, eq=False)
 class VllmCall(Call):
-    """A request in vLLM under a unique `name`. `adapter` makes its tokens; None means the model alone."""
+    """A request in vLLM under a unique `name`. `adapter` makes the request's tokens; None means the model alone."""
 
     name: str = field(kw_only=True)
     adapter: LoRARequest | None = None
 
 
 def used_adapters(calls: Collection[VllmCall]) -> set[int]:
-    """vLLM's numbers of the adapters that these calls use; newer adapters have larger numbers."""
+    """vLLM's numbers for the adapters that these calls use; newer adapters have larger numbers."""
     return {call.adapter.lora_int_id for call in calls if call.adapter is not None}
 
 
 def outlives(calls: Collection[VllmCall], *, adapter: bool, spared: int) -> Callable[[VllmCall], bool]:
-    """Whether a call of `calls` may run through a swap, to an `adapter` or to other weights.
+    """Return a function that decides whether one of `calls` may run through a swap, to an `adapter` or to other
+    weights.
 
-    Only calls of the `spared` newest adapters may. On the CPU, vLLM applies the adapter in its last place to requests
-    without an adapter that share a step with others, so these must end before an adapter is loaded.
+    Only calls with the `spared` newest adapters may. On the CPU, vLLM applies the adapter in its last slot to requests
+    without an adapter that share a step with others, so these requests must end before an adapter is loaded.
     """
     used = sorted(used_adapters(calls))
     ending = used[: max(len(used) - spared, 0)]
@@ -59,17 +60,17 @@ class Adapters:
         self._number = 0
 
     def spared(self, adapter: bool) -> int:
-        """How many adapters may stay in use during a swap, to an `adapter` or to other weights.
+        """The number of adapters that may stay in use during a swap, to an `adapter` or to other weights.
 
-        0 if the base weights change, because tokens carry only the adapter's version. Otherwise, the room that vLLM has
-        beside the new adapter.
+        0 if the base weights change, because tokens carry only the adapter's version. Otherwise, vLLM's room beside the
+        new adapter.
         """
         return self._process.max_adapters - 1 if adapter and self._process.max_adapters else 0
 
     async def load(self, folder: Path, version: WeightsVersion, used: set[int]) -> None:
-        """Serve new requests with the adapter in `folder`. Running requests finish with their adapters, `used`.
+        """Serve new requests with the adapter in `folder`. Running requests finish with the `used` adapters.
 
-        Raises `WeightsError` if vLLM refuses it, `EngineDead` if vLLM dies.
+        Raises `WeightsError` if vLLM refuses the adapter, and `EngineDead` if vLLM dies.
         """
         self._number += 1
         adapter = LoRARequest(name_of(version), self._number, str(folder))

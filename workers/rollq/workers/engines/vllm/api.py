@@ -1,4 +1,4 @@
-"""vLLM's sampling parameters of a request, and completions from its outputs. Pure."""
+"""Converts requests to vLLM's sampling parameters, and its outputs to completions. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,8 @@ from rollq.workers.engines.version_spans import version_spans
 
 
 def image_input(ids: list[int], images: PlacedImages) -> dict[str, Any]:
-    """The fields of vLLM's prompt with these ids, which hold the tokens of `images`. vLLM inserts these tokens again.
+    """The fields of vLLM's prompt for these ids, which hold the tokens of `images`. vLLM inserts the images' tokens
+    itself.
 
     Raises `ImageError` for ids without the images, and for files that are not images.
     """
@@ -28,10 +29,10 @@ def image_input(ids: list[int], images: PlacedImages) -> dict[str, Any]:
 
 
 def images_problem(config: Any, *, on_cpu: bool) -> str | None:
-    """The reason why vLLM misreads the images of the model with this `ModelConfig`; None if it reads them correctly.
+    """The reason why vLLM misreads images for the model with this `ModelConfig`; None if vLLM reads them correctly.
 
-    Some models (Gemma 3) read the tokens of an image in both directions. vLLM's attention on the CPU does not: in a
-    tiny model, logprobs were up to 0.43 nats off.
+    Some models (Gemma 3) read an image's tokens in both directions. vLLM's attention on the CPU does not: in a tiny
+    model, logprobs were up to 0.43 nats off.
     """
     if on_cpu and getattr(config, "is_mm_prefix_lm", False):
         family = ", ".join(config.architectures)
@@ -40,7 +41,7 @@ def images_problem(config: Any, *, on_cpu: bool) -> str | None:
 
 
 def check_prompt(ids: list[int], answer: Any) -> None:
-    """Raise `ImageError` unless vLLM read these ids, images included: the trainer must read the same ids."""
+    """Raise `ImageError` unless vLLM read these ids, including images: the trainer must read the same ids."""
     if answer.prompt_token_ids != ids:
         raise ImageError(
             f"vLLM placed the images differently: its prompt has {len(answer.prompt_token_ids or ())} tokens, and "
@@ -51,9 +52,9 @@ def check_prompt(ids: list[int], answer: Any) -> None:
 def sampling_parameters(
     sampling: Sampling, tokens: int, eos_ids: frozenset[int], *, streamed: bool = False
 ) -> SamplingParams:
-    """Parameters for at most `tokens` new tokens, with every field set that affects the distribution or the end.
+    """Parameters for at most `tokens` new tokens. They set every field that affects the distribution or the end.
 
-    If `streamed`, vLLM returns the tokens in several outputs, as they are made.
+    If `streamed`, vLLM returns tokens in several outputs while it makes them.
     """
     return SamplingParams(
         n=1,
@@ -89,7 +90,7 @@ def guide(sampling: Sampling) -> StructuredOutputsParams | None:
 
 
 def scoring_parameters() -> SamplingParams:
-    """Parameters for the logprobs of the prompt's tokens and for one new token, the fewest that vLLM makes."""
+    """Parameters for prompt logprobs and one new token, the fewest that vLLM makes."""
     return SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
@@ -106,16 +107,16 @@ def token_parameters(token: int) -> SamplingParams:
 
 
 def prompt_logprobs(ids: Sequence[int], output: Any) -> Float32Array:
-    """The logprobs float32 [T - 1] of all tokens of a prompt except the first, from vLLM's `RequestOutput`."""
+    """The logprobs float32 [T - 1] of a prompt's tokens except the first, from vLLM's `RequestOutput`."""
     logprobs = zip(ids[1:], output.prompt_logprobs[1:], strict=True)
     return np.array([at[token].logprob for token, at in logprobs], dtype=np.float32)
 
 
 class OutputReader:
-    """Reads vLLM's `CompletionOutput`s of one request. Each output continues the previous outputs."""
+    """Reads vLLM's `CompletionOutput`s for one request. Each output continues the previous outputs."""
 
     def __init__(self, version: WeightsVersion) -> None:
-        """`version` is the version of all tokens if vLLM does not report it."""
+        """All tokens get `version` if vLLM reports no versions."""
         self.tokens = 0
         self._version = version
         self._ids: list[Int32Array] = []
@@ -132,17 +133,17 @@ class OutputReader:
         self._logprobs.append(logprobs)
 
     def final(self, last: Any, *, spans: bool) -> Completion:
-        """The completion that ends with `last`, which has been added. Without `spans` all tokens are of one version.
+        """The completion that ends with `last`, which has been added. Without `spans`, all tokens have one version.
 
-        Raises `ValueError` when the version of a token cannot be read.
+        Raises `ValueError` when a token's version cannot be read.
         """
         reported = getattr(last, "weight_versions", None) if spans else None
         versions = tuple(span_of(span.version, span.end - span.start) for span in reported) if reported else None
         return self._completion(versions, parse_reason(last.finish_reason))
 
     def so_far(self, starts: Sequence[tuple[str, int]] | None) -> Completion:
-        """The tokens so far. `starts` are the names of their weights, each with the index of its first token, or None
-        if all are of one version.
+        """The tokens so far. `starts` holds their weights' names, each with the index of its first token, or None if
+        all tokens have one version.
         """
         if starts is None:
             return self._completion(None, FinishReason.ABORT)
@@ -157,7 +158,7 @@ class OutputReader:
 
 
 def name_of(version: WeightsVersion) -> str:
-    """The name of a weight version in vLLM."""
+    """The name of a weights version in vLLM."""
     return f"{version.epoch}.{version.version}"
 
 

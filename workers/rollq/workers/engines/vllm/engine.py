@@ -1,8 +1,8 @@
 """vLLM in this worker's process (`AsyncLLM`); versions 0.30 to 0.33. Only this package knows vLLM.
 
 A swap pauses vLLM, loads the weights, names the version, and resumes. A request reaches vLLM only while no swap is
-under way (`RequestGate`). Every token is therefore of the weights that vLLM's version span names. Running requests lose
-their cache at the pause, and continue with keys and values of the new weights.
+under way (`RequestGate`). Therefore, vLLM's version spans name the weights that made each token. Running requests lose
+their cache at the pause, and continue with the new weights' keys and values.
 
 Weights are checked before vLLM loads them: a load that fails half-way kills vLLM at its next step, and vLLM ignores
 missing tensors.
@@ -59,12 +59,12 @@ log = logging.getLogger(__name__)
 NOT_CONFIG = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 """File name extensions of weights."""
 ABORT_S = 1.0
-"""How long an aborted request may take to end, in seconds. vLLM ignores the abort of a request that it has not
-registered yet."""
+"""How many seconds an aborted request may take to end. vLLM ignores aborts of requests that it has not registered
+yet."""
 
 
 class VllmEngine:
-    """`Engine` over `AsyncLLM`. The samples of a group are separate requests that share the prompt's cache."""
+    """`Engine` over `AsyncLLM`. A group's samples are separate requests that share the prompt's cache."""
 
     def __init__(self, settings: VllmSettings) -> None:
         self.version = WeightsVersion(0, 0, "")
@@ -116,7 +116,7 @@ class VllmEngine:
         return self._process
 
     async def _try_reload(self, process: VllmProcess) -> str | None:
-        """Make vLLM load its weights again. Returns why it cannot, or None if it can.
+        """Make vLLM load its weights again. Returns the reason why it cannot, or None if it can.
 
         If it cannot, vLLM has been restarted. Skipped with LoRA, since the base model is never reloaded.
         """
@@ -220,7 +220,7 @@ class VllmEngine:
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
         """Serve other weights, or an adapter; see `Engine.swap`. New requests wait until it ends.
 
-        Raises `ConfigError` for `keep` with a vLLM that does not report which weights made which token.
+        Raises `ConfigError` for `keep` if this vLLM does not report which weights made each token.
         """
         async with self._gate.swap():
             process = self._living()
@@ -276,17 +276,17 @@ class VllmEngine:
             )
 
     async def _check_folder(self, process: VllmProcess, folder: Path) -> None:
-        """Raise `WeightsError` unless the folder holds the tensors of this model, and all ranks can read it."""
+        """Raise `WeightsError` if the folder lacks this model's tensors, or a rank cannot read it."""
         tensors = await asyncio.to_thread(read_tensors, folder)
         check_tensors(tensors, self._tensors, str(folder), optional=self._copies.values())
         await process.check_folder(str(folder))
 
     async def _change_weights(self, process: VllmProcess, version: WeightsVersion, load: str, *args: Any) -> float:
-        """Call the extension's method `load` between two steps of vLLM. Returns the time between them, in seconds."""
+        """Call the extension's method `load` between two of vLLM's steps. Returns the seconds between these steps."""
         started_s = monotonic()
         await process.change(process.llm.pause_generation(mode="keep", clear_cache=self._settings.recompute_cache))
         await process.change(process.llm.collective_rpc(load, args=args))
-        if self.takes_images:  # the old weights' encodings of images; a pause that clears the cache drops them too
+        if self.takes_images:  # the old weights' image encodings; a pause that clears the cache drops them too
             await process.change(process.llm.reset_encoder_cache())
         await process.name_version(version)
         await self._scores.queue(version)
@@ -310,7 +310,7 @@ class VllmEngine:
             return monotonic() - started_s
 
     async def abort(self, requests: Collection[Request]) -> None:
-        """End requests with the tokens they have; see `Engine.abort`."""
+        """End requests with their tokens so far; see `Engine.abort`."""
         await self._gate.abort(requests)
 
     async def _stop(self, calls: Collection[VllmCall]) -> None:
@@ -365,7 +365,8 @@ def model_tensors(folder: Path) -> Tensors:
 
 
 def join_model(model: Path, weights: Path) -> Path:
-    """A temporary folder with links to the weights in `weights`, and to the files of `model` that hold none."""
+    """Make a temporary folder with links to the weights in `weights`, and to the files of `model` other than
+    weights."""
     folder = Path(tempfile.mkdtemp(prefix="rollq-model-"))
     others = [path for path in model.iterdir() if path.is_file() and not path.name.endswith(NOT_CONFIG)]
     for path in (*others, *published_files(weights)):

@@ -16,7 +16,7 @@ EXPERTS = (
     (re.compile(r"\.experts\.(routed_experts\.)?w13_weight$"), ".experts.gate_up_proj"),
     (re.compile(r"\.experts\.(routed_experts\.)?w2_weight$"), ".experts.down_proj"),
 )
-"""vLLM's names of a layer's experts -> transformers' names in memory."""
+"""vLLM's names for a layer's experts -> transformers' names in memory."""
 
 
 class LoadExtension:
@@ -33,7 +33,7 @@ class LoadExtension:
     finish_weight_update: Any
 
     def rollq_dtype(self) -> str:
-        """The dtype of the forward pass, as torch calls it, or the name of the quantization."""
+        """torch's name of the forward pass's dtype, or the quantization's name."""
         return str(self.model_config.quantization or self.model_config.dtype).removeprefix("torch.")
 
     def rollq_max_sequences(self) -> int:
@@ -45,7 +45,7 @@ class LoadExtension:
         read_tensors(Path(folder))
 
     def rollq_bit_sums(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """The sums of this rank's parameters, by their names in transformers; see `BitSums`.
+        """The sums of this rank's parameters, under transformers' names; see `BitSums`.
 
         The order of values does not matter, so experts packed for a kernel keep their sums. Other parameters that vLLM
         fuses have different names.
@@ -54,7 +54,8 @@ class LoadExtension:
         return {_in_transformers(name): (summed.shape, summed.sums) for name, summed in held.items()}
 
     def rollq_load(self, folder: str, copies: Mapping[str, str]) -> None:
-        """Load all tensors of `folder`. Load each tensor named by a key of `copies` a second time, under its value.
+        """Load all tensors in `folder`. Load each tensor that is a key of `copies` a second time, under the key's
+        value.
 
         vLLM loads a tied head only under a separate name. Without that load, a kernel that packs its weights (on the
         CPU) silently keeps the old weights. Models without a separate head ignore the copy.
@@ -70,7 +71,8 @@ class LoadExtension:
     def rollq_reload(self, folder: str, copies: Mapping[str, str]) -> None:
         """Load the weights in `folder`, erase all parameters that vLLM reports as loaded, and load them again.
 
-        For some models, vLLM's reload silently loads nothing. Their parameters then stay erased, which shows the fault.
+        For some models, vLLM's reload silently loads nothing. The models' parameters then stay erased, which shows the
+        fault.
         """
         loaded: set[str] = set()
         model = self.get_model()
@@ -110,7 +112,7 @@ def _in_transformers(name: str) -> str:
 
 
 def _pack_experts_anew(model: Any) -> None:
-    """Make vLLM pack the weights of experts for the CPU on every load. By default, it does so only for a new kernel."""
+    """Make vLLM pack experts' weights for the CPU on every load. By default, vLLM packs them only for a new kernel."""
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:

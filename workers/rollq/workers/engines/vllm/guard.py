@@ -1,6 +1,6 @@
 """Marks the processes that vLLM starts, and ends them when the worker ends or is killed.
 
-Invariant: a marked process outlives the worker, and the engine that started it, by seconds at most. The worker ends
+Invariant: marked processes outlive the worker, and the engine that started them, by seconds at most. The worker ends
 marked processes when an engine is closed or cannot start. The watchdog ends them when the worker has died.
 """
 
@@ -21,7 +21,8 @@ class ProcessGuard:
     """The processes of one engine. Needs Linux, and does nothing elsewhere."""
 
     def __init__(self) -> None:
-        """Starts the watchdog, which needs 10 MB of memory. Signals to the worker's group do not reach it."""
+        """Starts the watchdog, which needs 10 MB of memory. Signals to the worker's process group do not reach the
+        watchdog."""
         self.mark = f"rollq-engine-{secrets.token_hex(8)}"
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._memory: set[str] = set()
@@ -39,7 +40,7 @@ class ProcessGuard:
     def marking(self, **environment: str) -> Iterator[None]:
         """Mark the processes that start within the block, in any thread, and all processes that these start later.
 
-        `environment` has variables for these processes only, unless they are set already.
+        `environment` has variables for these processes only. Variables that are already set keep their values.
         """
         if self._watchdog is None:
             yield

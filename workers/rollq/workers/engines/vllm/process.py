@@ -1,4 +1,4 @@
-"""vLLM's own process behind `AsyncLLM`: how it is started and stopped, and calls that notice its death."""
+"""Starts and stops vLLM's process behind `AsyncLLM`, and calls vLLM so that its death is noticed."""
 
 import asyncio
 import signal
@@ -21,24 +21,24 @@ from rollq.workers.engines.vllm.guard import ProcessGuard
 from rollq.workers.engines.vllm.settings import VllmSettings
 
 CPU_ARGS = {"enable_chunked_prefill": False}
-"""Up to vLLM 0.33, a prompt that is split between steps kills the engine on the CPU if its request has a seed."""
+"""Up to vLLM 0.33, a prompt that is split between steps kills the engine on the CPU if the request has a seed."""
 SUPPORTS_VERSIONS = "weight_versions" in CompletionOutput.__dataclass_fields__
-"""Whether this vLLM reports which weights made which token; since 0.32."""
+"""Whether this vLLM reports which weights made each token; since 0.32."""
 SUPPORTS_REJOINING = hasattr(AsyncLLM, "shutdown_weight_transfer_engine")
 """Whether this vLLM frees the process group of a weight transfer and can then join another; since 0.32."""
 
 OTHER_TRANSFERS = frozenset({"ipc", "nccl_m2n", "sharded_rdt", "sparse_nccl"})
 """vLLM's weight transfers that the trainer does not support."""
 ORDERLY_S = "1"
-"""How long vLLM's core waits for its workers to end before it sends SIGTERM, s. vLLM's default uses the core's whole
-time."""
+"""How many seconds vLLM's core waits for its workers to end before it sends SIGTERM. vLLM's default uses up all of the
+core's time."""
 LOOK_S = 0.1
-"""Pause between two searches for processes of a cancelled start."""
+"""The seconds between two searches for processes of a cancelled start."""
 
 
 def start_vllm(settings: VllmSettings, guard: ProcessGuard) -> AsyncLLM:
-    """Start vLLM with the model; takes seconds to minutes. vLLM logs the reason for a failure; its exception does not
-    contain it.
+    """Start vLLM with the model; takes seconds to minutes. vLLM logs the reason for a failure, which its exception
+    lacks.
 
     `guard` marks its processes.
 
@@ -69,7 +69,7 @@ def start_vllm(settings: VllmSettings, guard: ProcessGuard) -> AsyncLLM:
 
 
 class VllmProcess:
-    """A running vLLM. `died` is called with the reason once it is found dead or broken."""
+    """A running vLLM. `died` is called with the reason once vLLM is found dead or broken."""
 
     def __init__(self, llm: Any, guard: ProcessGuard, died: Callable[[str], None]) -> None:
         """Must be made on the event loop."""
@@ -80,7 +80,7 @@ class VllmProcess:
 
     @classmethod
     async def start(cls, settings: VllmSettings, died: Callable[[str], None]) -> "VllmProcess":
-        """Start vLLM; see `start_vllm`. When it fails or is cancelled, none of vLLM's processes is left.
+        """Start vLLM; see `start_vllm`. When the start fails or is cancelled, none of vLLM's processes is left.
 
         Raises `EngineDead` if vLLM dies just after its start.
         """
@@ -97,7 +97,8 @@ class VllmProcess:
 
     @property
     def transfer_ranks(self) -> int:
-        """Ranks for weight transfer, one per GPU; 0 when vLLM was not configured for what the trainer sends."""
+        """The number of ranks for weight transfer, one per GPU; 0 when vLLM is not configured for the trainer's kind of
+        transfer."""
         config = self.llm.vllm_config
         transfer = config.weight_transfer_config
         takes_them = transfer is not None and transfer.backend not in OTHER_TRANSFERS
@@ -105,7 +106,7 @@ class VllmProcess:
 
     @property
     def max_sequences(self) -> int:
-        """How many sequences vLLM schedules at a time, over all its replicas."""
+        """The number of sequences that vLLM schedules at a time on all its replicas."""
         config = self.llm.vllm_config
         return int(config.scheduler_config.max_num_seqs) * int(config.parallel_config.data_parallel_size)
 
@@ -121,12 +122,12 @@ class VllmProcess:
         return 0 if lora is None else int(lora.max_loras)
 
     def check_alive(self) -> None:
-        """Report vLLM as dead if it says so."""
+        """Report vLLM as dead if it reports an error."""
         if self.llm.errored:
             self._died(f"the engine died: {self.llm.dead_error}")
 
     def failed(self, reason: str) -> EngineDead:
-        """Report vLLM as dead; returns the error to raise."""
+        """Report vLLM as dead, and return the error to raise."""
         self._died(f"the engine died: {reason}")
         return EngineDead(reason)
 
@@ -175,10 +176,10 @@ class VllmProcess:
             await self.change(self.llm.update_weight_version(name_of(version)))
 
     def version_starts(self, request: str) -> list[tuple[str, int]] | None:
-        """The names of the weights that have made a running request's tokens, each with the index of its first token.
+        """The names of the weights that made a running request's tokens, each with the index of its first token.
 
-        None if the request has ended. Until then vLLM does not report them, so this reads its internal records. Raises
-        `AttributeError` if this vLLM keeps them elsewhere.
+        None if the request has ended. vLLM does not report the names of a running request's weights, so this reads
+        vLLM's internal records. Raises `AttributeError` if this vLLM keeps them elsewhere.
         """
         records = self.llm.output_processor
         names = records.external_req_ids.get(request)

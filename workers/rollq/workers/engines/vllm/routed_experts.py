@@ -1,4 +1,4 @@
-"""The array `routed_experts` from vLLM's outputs. Pure, and without vLLM."""
+"""Reads the array `routed_experts` from vLLM's outputs. Pure, and without vLLM."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -9,7 +9,7 @@ import numpy.typing as npt
 from rollq.buffer.values.routed_experts import number_experts
 
 ARGUMENT = "enable_return_routed_experts"
-"""The argument that makes vLLM return them."""
+"""The argument that makes vLLM return routed experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class ExpertShape:
         )
 
     def read(self, output: Any, tokens: int) -> npt.NDArray[Any]:
-        """The array [tokens, layers, top_k] of a request with `tokens` tokens, prompt included, from its last
+        """The array [tokens, layers, top_k] for a request with `tokens` tokens, including the prompt, from the last
         `CompletionOutput`.
 
-        vLLM returns indices, from 0, for all tokens that it has read or found in its prefix cache, hence not for the
-        last token. Missing entries are unknown.
+        vLLM returns indices, from 0, for all tokens that it has read or found in its prefix cache, so not for the last
+        token. Missing entries are unknown.
         """
         experts = number_experts(np.full((tokens, self.layers, self.top_k), -1), self.experts)
         if output.routed_experts is not None:

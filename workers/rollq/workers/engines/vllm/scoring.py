@@ -1,5 +1,5 @@
-"""Checks vLLM's weights by the logprobs of given tokens, and its cache of prompts by the logprobs of next tokens with
-and without the cache."""
+"""Checks vLLM's weights by the logprobs of given tokens, and its prompt cache by next-token logprobs with and without
+the cache."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -27,16 +27,17 @@ from rollq.workers.engines.vllm.process import VllmProcess
 PRIORITY = -1
 """Lower than any request's priority, which is its step: checks run first."""
 SENT_S = 0.005
-"""Time for requests to reach vLLM's own process."""
+"""The seconds that requests may take to reach vLLM's process."""
 CACHED_BLOCKS = 2
-"""Length of the prompt that detects a stale cache, in blocks of vLLM's cache. Only whole blocks are reused."""
+"""The length of the prompt that detects a stale cache, in vLLM's cache blocks. Only whole blocks are reused."""
 
 COMPARED = 10
 """How many likely next tokens are compared."""
 
 
 class Served(NamedTuple):
-    """The weights and the adapter for requests. `salt` is the salt of cached prompts, by default the weights' salt."""
+    """The weights and the adapter for requests. `salt` separates cached prompts; by default, the weights determine
+    it."""
 
     version: WeightsVersion
     adapter: Any = None
@@ -44,7 +45,7 @@ class Served(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """For each prompt, the logprobs float32 [T - 1] of all tokens but the first, in nats, and the cache's error. See
+    """For each prompt, the logprobs float32 [T - 1] in nats of all tokens except the first; and the cache's error. See
     `Scorer` and `CachingEngine`."""
 
     logprobs: Sequence[Float32Array]
@@ -70,7 +71,7 @@ class PromptScores:
     async def queue(self, version: WeightsVersion) -> None:
         """Queue the check's prompts before all requests, while vLLM is paused.
 
-        Queued later, they would wait for requests to end if vLLM is full.
+        If vLLM is full, prompts queued later would wait for requests to end.
         """
         self.cancel()
         self._queued_for = Served(version)
@@ -94,7 +95,7 @@ class PromptScores:
         return len(prompts) == len(self._probes) and all(map(np.array_equal, prompts, self._probes))
 
     async def cache_error(self, served: Served) -> float:
-        """See `CachingEngine.cache_error`; 0 without a cache of prompts."""
+        """See `CachingEngine.cache_error`; 0 without a prompt cache."""
         if self._queued is not None and self._queued_for == served:
             return (await self._queued).cache_error
         return await self._cache_error(served)

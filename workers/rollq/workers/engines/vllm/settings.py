@@ -20,7 +20,7 @@ RESERVED_ARGS = {
     "mm_processor_kwargs": "set image_options of the task, which the trainer needs too",
     "mm_processor_cache_gb": "vLLM can die when it is cleared at a swap",
 }
-"""Arguments of vLLM that rollq sets itself, each with the reason."""
+"""vLLM's arguments that rollq sets itself, each with the reason."""
 
 
 class VllmSettings(Settings):

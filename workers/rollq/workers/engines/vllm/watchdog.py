@@ -1,9 +1,9 @@
-"""The small process that ends vLLM's processes when the worker has died; run as a script, imports only stdlib.
+"""The small process that ends vLLM's processes when the worker has died. It runs as a script, and imports only stdlib.
 
-vLLM starts processes that outlive it when it is killed. They keep gigabytes of memory, and the GPU's memory. The
-watchdog recognises them by a mark. A spawned process has the mark in its environment, as `MARK=...`. A forked process
-shows its parent's environment, but inherits the open file of that name. Child processes inherit both. Needs Linux:
-elsewhere no process is found.
+vLLM starts processes that outlive it when it is killed, and that keep gigabytes of memory and the GPU's memory. The
+watchdog recognises these processes by a mark. A spawned process has the mark in its environment, as `MARK=...`. A
+forked process shows its parent's environment, but inherits the open file with the mark's name. Child processes inherit
+both. Needs Linux: on other systems, no process is found.
 
 usage: watchdog.py WORKER_PID MARK
 """
@@ -17,13 +17,13 @@ from collections.abc import Iterable
 VARIABLE = "ROLLQ_ENGINE"
 """The environment variable with the mark."""
 GRACE_S = 2.0
-"""How long a process may take to end after SIGTERM."""
+"""How many seconds a process may take to end after SIGTERM."""
 PATIENCE_S = 30.0
-"""How long to wait for a process to end after SIGKILL. A process that hangs in a driver may never end."""
+"""How many seconds to wait for a process to end after SIGKILL. A process that hangs in a driver may never end."""
 LOOK_S = 0.1
 """Pause between two checks of the processes."""
 START_S = 1.0
-"""How long to wait for the environment of a process that starts a program."""
+"""How many seconds to wait for the environment of a process that starts a program."""
 START_LOOK_S = 0.001
 """Pause between two checks of a process that starts a program."""
 MEMORY_BYTES, ENV_START = 23 - 3, 50 - 3
@@ -44,8 +44,8 @@ def end_marked(mark: str, memory: Iterable[str] = ()) -> set[int]:
     """End all processes with the mark, including processes that they start in the meantime. Returns the pids that do
     not end.
 
-    Then removes their shared memory, and `memory`, the files of processes that died earlier. Spares the worker itself,
-    which may have the marking file open.
+    Then removes the processes' shared memory, and `memory`, the files of processes that died earlier. Spares the
+    worker, which may have the marking file open.
     """
     began_s = time.monotonic()
     asked: set[int] = set()
@@ -71,7 +71,7 @@ def marked(mark: str) -> set[int]:
 
 
 def has_mark(pid: int, mark: str) -> bool:
-    """Whether a process has the mark; False when it has ended, or belongs to another user."""
+    """Whether a process has the mark; False when the process has ended or belongs to another user."""
     try:
         # Files are checked first: a process that starts a program closes the file with the mark, and then has the
         # variable.
@@ -83,10 +83,10 @@ def has_mark(pid: int, mark: str) -> bool:
 
 
 def environment(pid: int) -> bytes:
-    """The environment of a process, `NAME=value` with zero bytes between. Raises `OSError`.
+    """A process's environment: `NAME=value` entries separated by zero bytes. Raises `OSError`.
 
-    While a process starts a program, Linux shows no environment; this waits for it, usually for microseconds. Empty for
-    a process without memory: an ending process, or a thread of the system.
+    While a process starts a program, Linux shows no environment; this function waits for one, usually for microseconds.
+    Empty for a process without memory: an ending process, or a thread of the system.
     """
     deadline_s = time.monotonic() + START_S
     while True:
@@ -110,7 +110,7 @@ def target(link: str) -> str:
 
 
 def shared_memory(pids: Iterable[int]) -> set[str]:
-    """The files of the processes' shared memory, which stay when a process is killed. `psm_` is Python's."""
+    """The processes' shared memory files, which stay when a process is killed. Python's files start with `psm_`."""
     segments = set()
     for pid in pids:
         try:
