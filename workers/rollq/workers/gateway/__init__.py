@@ -1,1 +1,1 @@
-"""The session gateway: a model's API over HTTP whose calls are recorded and become the segments of samples."""
+"""The session gateway: a model's API over HTTP. It records calls, which become the segments of samples."""

@@ -15,10 +15,10 @@ ToolChoice = Literal["auto", "none", "required"]
 
 
 class CallRefused(Exception):
-    """A call that gets no answer. Each protocol has a format for the error.
+    """A call that gets no answer. Each protocol has an error format.
 
-    `status` is the HTTP status; only 400 keeps every client from retrying. `code` is one of the constants below, or a
-    word of rollq, such as `session_over`. `retry_after_s` says when to ask again, for 429 and 503.
+    `status` is the HTTP status; only 400 keeps every client from retrying. `code` is one of the constants below, or
+    rollq's own, such as `session_over`. For 429 and 503, `retry_after_s` is the number of seconds until the next try.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ def context_full(tokens: int, most_tokens: int) -> CallRefused:
 
 
 MOST_MESSAGES: Final = 10_000
-"""Most messages in a request; more would block the worker's event loop."""
+"""The largest number of messages in a request; more would block the worker's event loop."""
 
 
 def session_over() -> CallRefused:
@@ -55,9 +55,9 @@ def too_many_messages(messages: int) -> CallRefused:
 
 
 def call_id(number: int, index: int) -> str:
-    """The caller's id for tool call `index` of answer `number`. Ids that the model wrote are ignored. The id differs
-    from the ids of all other calls of a session. While `number` has at most three digits and `index` two, the id has
-    the nine letters and digits that Mistral's templates ask for.
+    """The caller's id for tool call `index` in answer `number`, unique within the session. Ids that the model wrote are
+    ignored. While `number` has at most three digits and `index` at most two, the id has the nine letters and digits
+    that Mistral's templates ask for.
     """
     return f"call{number:03}{index:02}"
 
@@ -70,9 +70,9 @@ class Call:
     string); an assistant's message also has `reasoning_content` (a string) and `tool_calls` (`{"id", "type":
     "function", "function": {"name", "arguments": JSON}}`), and a tool's message has `tool_call_id` and `name`. A
     completion has a `text` or `ids` instead, and no messages. `tools` are definitions as in chat completions.
-    `max_tokens`, `stop` and `schema`, the JSON schema of the answer, are as requested. `repeats` is how often the
-    client says it has sent this request before. `template_options` must be the task's. `ignored` names the parts of the
-    request that have no effect.
+    `max_tokens`, `stop` and `schema`, the answer's JSON schema, are as requested. `repeats` counts how often the client
+    says it has sent this request before. `template_options` must be the task's. `ignored` names the parts of the
+    request without effect.
     """
 
     model: str
@@ -94,9 +94,9 @@ class Call:
 class Answer:
     """The model's turn, as sent to the caller.
 
-    `number` counts the calls of a session, from 0. It determines the ids of the answer and its items; `call_id` makes
-    the ids of tool calls. `content` and `reasoning` are strings without the `stop_text` that ended them. `calls` are
-    the tool calls that could be parsed. Token counts are the engine's.
+    `number` counts a session's calls, from 0. It determines the ids of the answer and its items; `call_id` makes the
+    tool calls' ids. `content` and `reasoning` are strings without the `stop_text` that ended them. `calls` are the tool
+    calls that could be parsed. Token counts are the engine's.
     """
 
     number: int
@@ -115,9 +115,9 @@ class CallProtocol(Protocol):
     """The protocol of one kind of client."""
 
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
-        """The call of a request with this JSON body; names of `headers` are in lower case.
+        """Parse a request with this JSON body; names in `headers` are in lower case.
 
-        Raises `CallRefused` with the name of the field for a request that cannot be served.
+        Raises `CallRefused`, which names the field, for a request that cannot be served.
         """
 
     def answer(self, call: Call, body: Mapping[str, Any], answer: Answer) -> dict[str, Any]:

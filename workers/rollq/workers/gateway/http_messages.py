@@ -1,4 +1,4 @@
-"""Requests and answers of all routes of the gateway: their tokens, their JSON, and their connections."""
+"""Requests and answers on all of the gateway's routes: tokens, JSON, and connections."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from rollq.buffer.common import exact_json
 from rollq.workers.gateway.calls import MOST_MESSAGES, CallRefused, too_many_messages
 
 READ_S: Final = 60.0
-"""How long a request may take to arrive."""
+"""How many seconds a request may take to arrive."""
 
 
 class Connection:
-    """The connection of one request, as a session's `Caller`."""
+    """One request's connection, as a session's `Caller`."""
 
     def __init__(self, request: web.Request) -> None:
         self.request = request
@@ -27,13 +27,13 @@ class Connection:
 
 
 def bearer_of(request: web.Request) -> str:
-    """The bearer token in the headers of a request; empty without one."""
+    """The bearer token in a request's headers; empty without one."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def tokens_of(request: web.Request) -> list[str]:
-    """The tokens in the headers of a request."""
+    """The tokens in a request's headers."""
     return [token for token in (bearer_of(request), request.headers.get("x-api-key", "")) if token]
 
 

@@ -1,6 +1,6 @@
 """The gateway over HTTP: it routes requests.
 
-Invariant: every route needs the token of a session, except the request for a session, which needs the operator's key.
+Invariant: every route needs a session's token, except the request for a session, which needs the operator's key.
 """
 
 import logging
@@ -30,7 +30,7 @@ from rollq.workers.gateway.sessions.session import Session
 log = logging.getLogger(__name__)
 
 MODEL: Final = "rollq"
-"""The name of the model. Requests may use any name."""
+"""The model's name. Requests may use any name."""
 PROTOCOLS: Final[Mapping[str, CallProtocol]] = {
     "/chat/completions": chat,
     "/completions": completions,
@@ -105,7 +105,7 @@ class Server:
             return _refusal(refused, protocol or PROTOCOLS["/chat/completions"])
 
     def _session_of(self, request: web.Request, token_in_path: str) -> Session:
-        """The session of a request. The connection counts as the session's. Raises `CallRefused`."""
+        """Return a request's session, and count the connection as the session's. Raises `CallRefused`."""
         identify(None)
         session = self._gateway.session_of(token_in_path, tokens_of(request))
         identify(session)
@@ -154,7 +154,7 @@ def _nothing_here(request: web.Request, path: str) -> CallRefused:
 
 
 def _split_path(path: str) -> tuple[str, str]:
-    """The token in a path, and the rest of the path without `/v1`. Clients write `/v1` up to twice, after one or more
+    """Return a path's token and the rest of the path without `/v1`. Clients write `/v1` up to twice, after one or more
     slashes."""
     token, path = "", SLASHES.sub("/", path)
     if path.startswith(SESSION_PATH):

@@ -17,13 +17,13 @@ from rollq.workers.gateway.sessions.outcomes import Outcome
 
 MOST_WAIT_S: Final = 30.0
 RETRY_S: Final = 2
-"""When to ask again for a session, in seconds."""
+"""After how many seconds to ask again for a session."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Offer:
-    """A session of a task, and the `facts` for the program that takes it. `is_over` says whether it has ended, and
-    `close` ends it; `taken` is set once a program has it."""
+    """A task's session, and the `facts` for the program that takes it. `is_over` returns whether the session has ended,
+    `close` ends the session, and `taken` is set once a program has it."""
 
     task: str
     facts: Mapping[str, Any]
@@ -53,8 +53,8 @@ class Wanted(NamedTuple):
 
 
 def wanted(body: Mapping[str, Any], known: Set[str]) -> Wanted:
-    """The request for a session in this JSON body. `known` are the tasks whose sessions are offered here, empty if
-    unknown. Raises `CallRefused`, including for tasks that are all unknown.
+    """Parse the request for a session in this JSON body. `known` holds the tasks whose sessions are offered here, and
+    is empty if unknown. Raises `CallRefused`, including when all requested tasks are unknown.
     """
     tasks, wait_s = _tasks(body.get("tasks")), body.get("wait_s", 0)
     if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s <= MOST_WAIT_S:
@@ -77,7 +77,7 @@ def _tasks(tasks: Any) -> tuple[str, ...] | None:
 
 
 class Offers:
-    """The sessions that are offered, by task. All methods run on the event loop."""
+    """The offered sessions, by task. All methods run on the event loop."""
 
     def __init__(self) -> None:
         self.is_ending = False
@@ -95,10 +95,10 @@ class Offers:
             self._remove(offer)
 
     async def take(self, tasks: Collection[str] | None, wait_s: float, is_lost: Callable[[], bool]) -> Offer | None:
-        """The next session of `tasks`, or of any task if None. Waits up to `wait_s`. Returns None if there is no
+        """Return the next session of `tasks`, or of any task if None, after waiting up to `wait_s`; None if there is no
         session.
 
-        A caller that cannot pass the session on must return it with `put_back`.
+        A caller that cannot pass the session to its client must return it with `put_back`.
         """
         offer = self._next(tasks)
         if offer is not None or not wait_s or self.is_ending:
@@ -122,7 +122,7 @@ class Offers:
         return CallRefused("no session waits for a harness", status=429, code="no_session", retry_after_s=RETRY_S)
 
     def put_back(self, offer: Offer) -> None:
-        """Offer a session again that its caller did not get."""
+        """Offer a session again because the caller did not get it."""
         if not offer.is_over():
             self._by_task.setdefault(offer.task, deque()).appendleft(offer)
             self._give(offer)
@@ -151,7 +151,7 @@ class Offers:
         return None
 
     def _give(self, offer: Offer) -> None:
-        """Give an offered session to the call that has waited longest for a session of its task."""
+        """Give an offered session to the call that has waited longest for this task."""
         waiting = next((waiting for waiting in self._waiting if waiting.wants(offer.task)), None)
         if waiting is not None and not offer.is_over():
             self._remove(offer)
@@ -166,16 +166,16 @@ class Offers:
 
 
 class Taker:
-    """A program, or all programs that share a key. It takes sessions from `offers`."""
+    """A program, or all programs that share a key. They take sessions from `offers`."""
 
     def __init__(self, offers: Offers) -> None:
-        """`has_asked` says whether it has asked for a session yet."""
+        """`has_asked` is true once the program has asked for a session."""
         self.offers = offers
         self.has_asked = False
         self._taken: WeakSet[Offer] = WeakSet()  # an offer lives as long as its session
 
     def take(self, offer: Offer) -> None:
-        """Note that the program has a session."""
+        """Note that the program has taken a session."""
         offer.taken.set()
         self._taken.add(offer)
 

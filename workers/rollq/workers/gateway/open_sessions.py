@@ -1,4 +1,4 @@
-"""The gateway of a worker: the sessions that are open, each behind a token.
+"""A worker's gateway: its open sessions, each behind a token.
 
 Invariant: only its token leads to a session. The token stays in this process's memory and is never logged. The outcome
 is set with a second token, which the program's tools do not have.
@@ -29,8 +29,8 @@ KEY_VARIABLE: Final = "ROLLQ_GATEWAY_KEY"
 
 
 class Gateway:
-    """The sessions of one worker. A server makes them reachable at `url`; sessions of `tasks` are offered to
-    programs elsewhere. `refused_outcomes` counts requests to set an outcome without the token for it."""
+    """One worker's sessions. A server makes them reachable at `url`; sessions of `tasks` are offered to programs
+    elsewhere. `refused_outcomes` counts requests that set an outcome without the token for it."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
@@ -43,7 +43,7 @@ class Gateway:
         self._takers: dict[bytes, Taker] = {}  # by the digest of their key
         self._sessions: dict[bytes, Session] = {}  # by the digest of their token
         self._refusals = OnceAMinute()
-        self._outcomes: dict[bytes, Session] = {}  # by the digest of the token that sets their outcome
+        self._outcomes: dict[bytes, Session] = {}  # by the digest of the token for their outcome
 
     def want(self) -> None:
         """Request a server, which starts with the worker. Raises `ConfigError` without the package aiohttp."""
@@ -53,7 +53,8 @@ class Gateway:
 
     @contextmanager
     def serving(self, session: Session, *, token: str | None = None, reward_token: str = "") -> Iterator[str]:
-        """Serve a session and yield its token, new by default. `reward_token`, if not empty, sets its outcome."""
+        """Serve a session and yield its token, new by default. `reward_token`, if not empty, is the token for its
+        outcome."""
         token = token or new_token()
         key, reward_key = _digest(token), _digest(reward_token)
         self._sessions[key] = session
@@ -90,12 +91,12 @@ class Gateway:
         return f"{self.url}{SESSION_PATH}{token}"
 
     def addresses(self, token: str) -> dict[str, str]:
-        """The token and the addresses of a session, for a program elsewhere."""
+        """A session's token and addresses, for a program elsewhere."""
         base = self.base_url(token)
         return {"token": token, "session_url": base, "openai_base_url": f"{base}/v1"}
 
     def session_of(self, token_in_path: str, tokens: Sequence[str]) -> Session:
-        """The session of a request with these tokens. Raises `CallRefused`.
+        """Return the session of a request with these tokens. Raises `CallRefused`.
 
         Clients with a token in their base URL may send any other key except another session's token.
         """
@@ -106,7 +107,7 @@ class Gateway:
         return session
 
     def session_of_outcome(self, token_in_path: str, tokens: Sequence[str]) -> Session:
-        """The session of a request with these tokens that sets an outcome. Raises `CallRefused`, and counts requests
+        """Return the session whose outcome a request with these tokens sets. Raises `CallRefused`, and counts requests
         that have only the session's token."""
         # programs that may set their rewards have one token for both
         given = _only(_among(self._outcomes, tokens) or _among(self._outcomes, [token_in_path]))
@@ -132,7 +133,7 @@ def new_token() -> str:
 
 
 def _digest(token: str) -> bytes:
-    """The lookup key of a token. The time of a lookup reveals nothing about the token."""
+    """A token's lookup key. The duration of a lookup reveals nothing about the token."""
     return hashlib.sha256(token.encode(errors="replace")).digest()
 
 

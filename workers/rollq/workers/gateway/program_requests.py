@@ -1,6 +1,6 @@
-"""The requests of programs that run agents outside the worker: they take sessions, and report outcomes.
+"""Requests by programs that run agents outside the worker, for sessions and with outcomes.
 
-Invariant: a session is given out once. If the client has left before it has the session, the session is offered again.
+Invariant: a session is given out once. If the client leaves before it has the session, the session is offered again.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from rollq.workers.gateway.open_sessions import KEY_VARIABLE, Gateway
 from rollq.workers.gateway.sessions.outcomes import Outcome, failed_outcome, rewarded
 
 OUTCOMES: Final[Mapping[str, Callable[[Mapping[str, Any]], Outcome]]] = {"/reward": rewarded, "/fail": failed_outcome}
-"""Path of a request that ends a session -> what reads its outcome."""
+"""Path of a request that ends a session -> function that reads the outcome."""
 
 
 async def give_session(gateway: Gateway, request: web.Request) -> web.StreamResponse:

@@ -1,7 +1,7 @@
-"""The replies to the calls of agents, whose clients may leave before the answer.
+"""Replies to agents' calls, whose clients may leave before the answer.
 
-Invariant: an answer is complete before its first byte is sent. A connection counts as served after its last byte is
-sent.
+Invariant: an answer is complete before its first byte is sent. A connection counts as served after the answer's last
+byte is sent.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ from rollq.workers.gateway.calls import Answer, Call, CallProtocol, CallRefused,
 from rollq.workers.gateway.http_messages import Connection, json_answer
 
 KEEPALIVE_S: Final = 5.0
-"""Pause between comments in a stream whose answer is being made."""
+"""The seconds between comments in a stream whose answer is being made."""
 LOOK_S: Final = 0.25
-"""How soon a lost connection is noticed."""
+"""After how many seconds a lost connection is noticed."""
 COMMENT: Final = b": keepalive\n\n"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """The reply to a call over its connection: what `asking` will answer, in the form of the protocol. `body` is the
-    JSON object in the request."""
+    """The reply to a call over its connection: the answer that `asking` will return, in the protocol's format. `body`
+    is the JSON object in the request."""
 
     connection: Connection
     asking: "asyncio.Task[Answer]"
@@ -35,8 +35,8 @@ class Reply:
     body: Mapping[str, Any]
 
     async def send(self) -> web.StreamResponse:
-        """Send the answer as the call wants it: once it is ready, or as a stream. Raises `CallRefused` before the first
-        byte is sent."""
+        """Send the answer in the form that the call asks for: complete, or as a stream. Raises `CallRefused` before the
+        first byte is sent."""
         try:
             return await (self._stream() if self.call.stream else self._send_whole())
         except ConnectionError:
@@ -53,7 +53,7 @@ class Reply:
         return response
 
     async def _stream(self) -> web.StreamResponse:
-        """Send the events of the answer, and comments until it is ready."""
+        """Send comments until the answer is ready, then its events."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         if not await self._until_answered(KEEPALIVE_S):
             await response.prepare(self.connection.request)
@@ -78,7 +78,7 @@ class Reply:
         return response
 
     async def _until_answered(self, limit_s: float) -> bool:
-        """Wait for the answer; False after `limit_s`. Raises `ConnectionError` if the client is gone."""
+        """Wait for the answer. Returns False after `limit_s`. Raises `ConnectionError` if the client is gone."""
         left_s = limit_s
         while left_s > 0:
             await asyncio.wait([self.asking], timeout=min(LOOK_S, left_s))
@@ -90,7 +90,7 @@ class Reply:
         return False
 
     def _answer(self) -> Answer:
-        """The answer that has come. Raises `CallRefused`."""
+        """The answer that has arrived. Raises `CallRefused`."""
         if self.asking.cancelled():
             raise session_over()
         return self.asking.result()

@@ -1,4 +1,4 @@
-"""The log of requests that cannot be read. They may hold the token of a session, which is never logged.
+"""Logs requests that cannot be read. They may hold a session's token, which is never logged.
 
 Invariant: such requests add at most one line per minute.
 """

@@ -29,5 +29,5 @@ class SessionSettings(Settings):
 
     @property
     def limits(self) -> SessionLimits:
-        """The limits of a session."""
+        """The session's limits."""
         return SessionLimits(self.max_calls, self.max_made_tokens, self.parallel_calls)

@@ -1,1 +1,1 @@
-"""Harnesses: agents in a worker's processes, and agents elsewhere."""
+"""Harnesses run agents, in a worker's processes or elsewhere."""

@@ -1,6 +1,6 @@
-"""Containers of podman or docker. A session's command runs in a container with the session's folder.
+"""Runs a session's command in a container of podman or docker, with the session's folder.
 
-The first process of a container waits, and reaps orphans. All functions block: call them in a thread.
+A container's first process waits, and reaps orphans. All functions block: call them in a thread.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ LABEL: Final = "rollq.sessions"
 METADATA: Final = "/rollq-metadata.json"
 """The file with the row's metadata."""
 LIFETIME_S: Final = 86_400
-"""How long a container lives after its command if its worker is killed and never restarts, in seconds."""
+"""How many seconds a container outlives its command's time if its worker is killed and never restarts."""
 TURNS: Final = "1 2 3 4 5 6 7 8"
 """The waits of the first process. There are several, because killing all other processes ends one of them."""
 CALL_S: Final = 300.0
@@ -35,13 +35,13 @@ CLIENT: Final = (
     *("HOME", "USER", "XDG_", "DBUS_", "CONTAINER", "DOCKER_", "PODMAN_", "BUILDAH_", "STORAGE_"),
     *("HTTP", "http", "NO_PROXY", "no_proxy"),
 )
-"""Prefixes of the variables that the programs read."""
+"""The prefixes of variables that podman and docker read."""
 END_ALL: Final = '"$@"; code=$?; kill -9 -1 2>/dev/null; exit $code'
-"""A script that runs a command, then kills leftover processes, for whose output the program would wait."""
+"""A script that runs a command, then kills leftover processes: podman or docker would wait for their output."""
 
 
 class ContainerError(OSError):
-    """A call to the program failed."""
+    """A call to podman or docker failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Container:
 
     @property
     def name(self) -> str:
-        """The container's name, the same in later processes."""
+        """The container's name, which is the same in later processes."""
         return f"rollq-{self.root.name}-{hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]}"
 
     def start(self, image: str, most_processes: int, lifetime_s: float, shown: Sequence[Path] = ()) -> None:
@@ -74,19 +74,19 @@ class Container:
             call(self.program, *command)
 
     def command(self, command: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-        """The command that runs `command` in the container, and its environment. Arguments, which other users can see,
-        contain only the values of variables that the program itself reads."""
+        """The command that runs `command` in the container, and its environment. Its arguments, which other users can
+        see, contain only values of variables that podman or docker reads."""
         client = client_environment()
         named = [f"--env={name}={value}" if name in client else f"--env={name}" for name, value in variables.items()]
         run = [self.program, "exec", "--interactive", *named, self.name, "sh", "-c", END_ALL, "sh", *command]
         return run, {**variables, **client}
 
     def copy_in(self, source: Path, to: str) -> None:
-        """Copy a file or a folder to a path that does not exist. Raises `ContainerError`."""
+        """Copy a file or folder to a new path. Raises `ContainerError`."""
         call(self.program, "cp", str(source), f"{self.name}:{to}")
 
     def content(self, path: str, most: int) -> bytes | None:
-        """The content of a file, or None if it does not exist. Raises `ValueError` for anything but a file of at most
+        """A file's content, or None if the file does not exist. Raises `ValueError` for anything but a file of at most
         `most` bytes."""
         command = [self.program, "cp", f"{self.name}:{path}", "-"]
         environment = client_environment()
@@ -128,7 +128,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Containers:
-    """Starts the containers of rows that have an image: `image_of` names it, from the row's folder in the workspace."""
+    """Starts containers for rows with an image, which `image_of` names from the row's folder in the workspace."""
 
     program: str
     image_of: Callable[[Path], str]
@@ -149,12 +149,12 @@ class Containers:
 
 
 def client_environment() -> dict[str, str]:
-    """The variables of this process that the programs need, without rollq's secrets."""
+    """This process's variables that podman and docker need, without rollq's secrets."""
     return {name: value for name, value in os.environ.items() if name in INHERITED or name.startswith(CLIENT)}
 
 
 def call(program: str, *arguments: str, timeout_s: float = CALL_S) -> str:
-    """The output of a call to the program. Raises `ContainerError`."""
+    """The output of a call to podman or docker. Raises `ContainerError`."""
     name = f"{os.path.basename(program)} {arguments[0]}"
     try:
         done = subprocess.run(
@@ -192,7 +192,7 @@ def find_program() -> str:
 
 
 def remove_left_containers(program: str, sessions: Path) -> None:
-    """Remove the containers of sessions whose folders are gone, after workers were killed. Raises `ContainerError`."""
+    """Remove containers of killed workers, whose sessions' folders are gone. Raises `ContainerError`."""
     found = call(program, "ps", "--all", f"--filter=label={LABEL}={sessions}", "--format={{.Names}}").split()
     # folders are listed second: a folder exists before its container
     kept = {Container(program, root).name for root in sessions.iterdir()}

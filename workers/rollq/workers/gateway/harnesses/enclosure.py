@@ -1,8 +1,8 @@
-"""Encloses a command in Linux namespaces. The command sees only its own processes, sees no other session's folder, and
+"""Encloses a command in Linux namespaces. The command sees only its own processes and no other session's folder, and
 writes only to its folder and to temporary folders. Imports only stdlib.
 
-`enclosed` runs a function as the first process of the namespaces. When it returns, or is killed, the system ends all
-processes in them. `problem` returns why this system cannot enclose commands.
+`enclosed` runs a function as the namespaces' first process. When that process returns or is killed, the system ends all
+processes in the namespaces. `problem` returns the reason why this system cannot enclose commands.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from rollq.buffer.common.sealing.kernel import c_call, system_call
 from rollq.buffer.common.sealing.landlock import forbid_mounts_and_foreign_sockets
 
 LEAST_PROCESSES: Final = 301
-"""The smallest value that Linux accepts as the largest process id of a namespace."""
+"""The smallest value that Linux accepts for a namespace's largest process id."""
 OWN_LIMIT_SINCE: Final = (6, 14)
 """The first version of Linux in which each namespace has a separate largest process id."""
 CANNOT: Final = 125
@@ -42,7 +42,7 @@ _DIE_WITH_PARENT, _DROP_CAPABILITY = 1, 24
 _KEPT_CAPABILITIES: Final = frozenset({0, 1, 3, 4, 5, 6, 7, 10, 18, 31})
 """Root's remaining rights: files of all owners, other users, low ports, chroot; no mounts, no devices."""
 _KERNEL_FILES: Final = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
-"""Settings of the machine in /proc, which root could change."""
+"""The machine's settings in /proc, which root could change."""
 _DEVICES: Final = ("/dev/full", "/dev/null", "/dev/random", "/dev/tty", "/dev/urandom", "/dev/zero")
 _DEVICE_LINKS: Final = {
     "/dev/fd": "/proc/self/fd",
@@ -58,10 +58,10 @@ _SYSTEM: Final = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Enclosure:
-    """The limits of one session. `root` is its folder, in the folder of all sessions. The command may write to `root`
-    and to the `writable` folders. `hidden` files and folders appear empty. `places` are pairs of a folder below `root`
-    and a second path for it, such as `/app`. At most `most_processes` processes and threads run at the same time. /tmp
-    and shared memory hold at most `most_bytes` each."""
+    """One session's limits. `root` is its folder, in the folder of all sessions. The command may write to `root` and to
+    the `writable` folders. `hidden` files and folders appear empty. `places` are pairs of a folder below `root` and a
+    second path for it, such as `/app`. At most `most_processes` processes and threads run at the same time. /tmp and
+    shared memory hold at most `most_bytes` each."""
 
     root: str
     writable: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class Enclosure:
 
     @classmethod
     def of_text(cls, text: str) -> "Enclosure":
-        """The enclosure of `as_text`."""
+        """The enclosure in a text from `as_text`."""
         fields = json.loads(text)
         lists = {name: tuple(fields[name]) for name in ("writable", "hidden")}
         return cls(**{**fields, **lists, "places": tuple(map(tuple, fields["places"]))})
@@ -85,7 +85,7 @@ class Enclosure:
 def enclosed(enclosure: Enclosure, work: Callable[[], int]) -> int:
     """Run `work` as the first process in new namespaces. Returns the exit code, or 128 plus the signal that ended it.
 
-    Must run in a process with a single thread and no other work: the process stays outside, in the mount namespace.
+    Call this in a process with a single thread and no other work: the process stays outside, in the mount namespace.
     Raises `OSError`.
     """
     parent = os.getppid()
@@ -114,13 +114,13 @@ def enclosed(enclosure: Enclosure, work: Callable[[], int]) -> int:
 
 
 def check_place(path: str) -> None:
-    """Raise `ValueError` unless this path can be a place of an enclosure."""
+    """Raise `ValueError` unless an enclosure can use this path as a place."""
     if not re.fullmatch(r"/[A-Za-z0-9_-][A-Za-z0-9._-]*", path) or path in _SYSTEM:
         raise ValueError("must be a path directly below /, as /app, and no folder of the system")
 
 
 def problem(enclosure: Enclosure) -> str:
-    """Why this enclosure cannot be made; empty if it can be."""
+    """The reason why this enclosure cannot be made; empty if it can be made."""
     if sys.platform != "linux":
         return "needs Linux"
     command = bare_python(__name__, enclosure.as_text())
@@ -132,8 +132,8 @@ def problem(enclosure: Enclosure) -> str:
 
 
 def limit_processes(most: int) -> None:
-    """Limit this process namespace to `most` processes and threads, if the system can. Root needs Linux 6.14; other
-    users get a limit per user within the user namespace."""
+    """Limit this process namespace to `most` processes and threads, if the system supports it. Root needs Linux 6.14;
+    other users get a per-user limit within the user namespace."""
     if _version() >= OWN_LIMIT_SINCE:  # in older versions the limit is for the whole machine
         with open("/proc/sys/kernel/pid_max", "w") as file:
             file.write(str(max(most, LEAST_PROCESSES)))
@@ -148,8 +148,8 @@ def _version() -> tuple[int, ...]:
 
 
 def _unshare() -> None:
-    """Enter new namespaces. Root needs no user namespace if it has the rights. Other users need one, and keep their
-    ids."""
+    """Enter new namespaces. Root needs no user namespace if it has the rights. Other users need a user namespace, and
+    keep their ids."""
     kinds = _NEW_MOUNTS | _NEW_PROCESSES | _NEW_IPC
     with contextlib.suppress(PermissionError):
         c_call("unshare", kinds)
@@ -197,7 +197,7 @@ def _build(enclosure: Enclosure) -> None:
 
 
 def _change_root(free: str, added: Sequence[str]) -> None:
-    """Make a root folder with the content of the old root, and put the `added` folders, empty, over entries with their
+    """Make a root folder with the old root's content, and put the empty `added` folders over entries with the same
     names. `free` is an empty folder."""
     _mount("tmpfs", free, "tmpfs", _NO_SETUID | _NO_DEVICES, "size=64k,mode=755")
     _mount(None, free, None, _UNBINDABLE)  # otherwise it would contain itself
@@ -228,7 +228,8 @@ def _hide(path: str) -> None:
 
 
 def _cover_devices() -> None:
-    """Leave only stateless devices and the enclosure's terminals: no disks, no kernel log, and no user's terminal."""
+    """Cover all devices except stateless devices and the enclosure's terminals: no disks, no kernel log, and no user's
+    terminal."""
     opened = {path: os.open(path, os.O_PATH) for path in filter(os.path.exists, _DEVICES)}
     _mount("tmpfs", "/dev", "tmpfs", _NO_SETUID | _NO_EXECUTION, "size=64k,mode=755")
     for path, file in opened.items():
@@ -243,8 +244,8 @@ def _cover_devices() -> None:
 
 
 def _cover_sockets(needed: Sequence[str]) -> None:
-    """Cover the folder of the system's sockets, since some servers there start programs outside the enclosure. Keeps
-    the file with the name servers, and the `needed` folders, empty."""
+    """Cover the folder with the system's sockets, since some of their servers start programs outside the enclosure.
+    Keep the file with the name servers, and empty `needed` folders."""
     names = os.path.realpath("/etc/resolv.conf")
     opened = os.open(names, os.O_PATH) if names.startswith("/run/") and os.path.exists(names) else None
     _mount("tmpfs", "/run", "tmpfs", _NO_SETUID | _NO_DEVICES, "size=64k,mode=755")
@@ -258,7 +259,7 @@ def _cover_sockets(needed: Sequence[str]) -> None:
 
 
 def _cover_temporary(free: str, options: str) -> None:
-    """Let programs write to /tmp, which keeps its content, and to shared memory; other processes do not see the writes.
+    """Let programs write to /tmp, which keeps its content, and to shared memory. Other processes do not see the writes.
     `free` is a folder that is covered later."""
     _mount("tmpfs", "/dev/shm", "tmpfs", _NO_SETUID | _NO_DEVICES, options)
     _mount("tmpfs", free, "tmpfs", _NO_SETUID | _NO_DEVICES, options)
@@ -271,7 +272,7 @@ def _cover_temporary(free: str, options: str) -> None:
 
 
 def _set_read_only(path: str, value: bool) -> None:
-    """Make a mount and all mounts below it read-only, or without `value` make the mount writable. Needs Linux
+    """With `value`, make a mount and all mounts below it read-only; otherwise, make the mount writable. Needs Linux
     5.12."""
     attributes = (ctypes.c_uint64 * 4)(*((1, 0) if value else (0, 1)), 0, 0)
     flags = _ALL_BELOW if value else 0
@@ -287,7 +288,7 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Try to make an enclosure. The exit code reports whether it works."""
+    """Try to make an enclosure. The exit code reports whether that works."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

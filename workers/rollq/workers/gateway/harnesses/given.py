@@ -1,4 +1,4 @@
-"""The facts about a sample that an agent receives, in this worker or elsewhere. They never include the answer."""
+"""The facts about a sample for its agent, in this worker or elsewhere. They never include the answer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ def given_prompt(prompt: Prompt) -> str | list[Mapping[str, Any]]:
 
 
 def about(rollout: Rollout) -> dict[str, Any]:
-    """The facts about a sample that a program receives. They never include the answer."""
+    """The facts about a sample for a program. They never include the answer."""
     return {
         "task": rollout.task,
         "row": rollout.prompt.row,
@@ -32,7 +32,7 @@ def about(rollout: Rollout) -> dict[str, Any]:
 
 
 def prompt_bytes(prompt: Prompt) -> bytes:
-    """The prompt for the command: a string unchanged, messages as JSON. Raises `ValueError` for token ids."""
+    """The prompt for the command: a string unchanged, or messages as JSON. Raises `ValueError` for token ids."""
     given = given_prompt(prompt)
     return given.encode() if isinstance(given, str) else exact_json.dumps(given)
 

@@ -1,5 +1,5 @@
-"""Runs one command. Ends the command and all its descendants when it exits, when this process gets SIGTERM, and when
-the parent of this process dies. In the last case it also removes the command's folder.
+"""Runs one command. Ends the command and all its descendants when the command exits, when this process gets SIGTERM,
+and when this process's parent dies. In the last case, removes the command's folder too.
 
 Run it as a program, `launcher PARENT FOLDER MAX_FILE_BYTES ENCLOSURE COMMAND...`. It imports only the standard library.
 ENCLOSURE is empty, or the JSON of the command's `Enclosure`.
@@ -23,8 +23,8 @@ from rollq.workers.gateway.harnesses import enclosure
 
 NOT_FOUND = 127
 PARENT_DIED = signal.SIGHUP
-"""The signal that the system sends after the death of the parent's thread that started this process; the worker sends
-SIGTERM. The parent's id does not help: it stays the same while other threads of the parent are dying."""
+"""The signal that the system sends when the parent's thread that started this process dies; the worker sends SIGTERM.
+The parent's id does not help: it stays the same while the parent's other threads are dying."""
 AWAITED = {signal.SIGTERM, PARENT_DIED, signal.SIGCHLD}
 
 
@@ -49,13 +49,13 @@ def main(parent: int, folder: str, max_file_bytes: int, enclosed: str, command: 
 
 
 def start(command: list[str]) -> int | None:
-    """Start the command. Returns its process id. If it cannot be started, prints a message and returns None."""
+    """Start the command. Returns its process id. If that fails, prints a message and returns None."""
     try:
         child = subprocess.Popen(command, start_new_session=True, preexec_fn=partial(prepare_command, os.getpid()))
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return None
-    child.returncode = 0  # its end is awaited by process id
+    child.returncode = 0  # awaited by process id
     return child.pid
 
 
@@ -90,7 +90,8 @@ def run(command: list[str]) -> int:
 
 
 def wait_for(child: int) -> int:
-    """Wait until the command ends, or this process gets a signal; returns the exit code, or the signal as -number."""
+    """Wait until the command ends or this process gets a signal. Returns the exit code, or minus the signal's
+    number."""
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
@@ -108,8 +109,8 @@ def limit_files(most_bytes: int) -> None:
 
 
 def prepare_command(launcher: int) -> None:
-    """Make the command die with the launcher, even if the launcher is killed, and die first when memory runs out. Runs
-    in the command's process."""
+    """Make the command die with the launcher, even if the launcher is killed, and die first when memory runs out. Call
+    this in the command's process."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
@@ -117,7 +118,7 @@ def prepare_command(launcher: int) -> None:
 
 
 def end_descendants(group: int | None) -> None:
-    """Kill the process group of the command and all remaining children, until there are none."""
+    """Kill the command's process group and all remaining children, until there are none."""
     if group is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)

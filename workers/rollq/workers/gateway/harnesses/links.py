@@ -1,7 +1,7 @@
 """Removes unsafe links that a command left in its workspace, before its work is read.
 
-Links are judged by their text and never followed. Since every link in a workspace is checked, the remaining links
-lead only through remaining links. The time does not depend on the length of a chain.
+Links are judged by their text and never followed. Since every link in a workspace is checked, the remaining links lead
+only through other remaining links. The time does not depend on the length of link chains.
 """
 
 import os
@@ -13,12 +13,12 @@ from typing import Final
 from rollq.buffer.common.removing import remove_folder
 
 LONGEST: Final = 2_000
-"""The most bytes of a path below a workspace: together with the workspace's path, it is within the system's limit."""
+"""The most bytes in a path below a workspace: with the workspace's path, it stays within the system's limit."""
 
 
 def remove_links(workspace: Path, stays: Callable[[str | None], bool]) -> int:
-    """Remove links whose `target` fails the test `stays`, and folders whose path is too long. Returns
-    how many."""
+    """Remove links whose `target` fails the test `stays`, and folders whose path is too long. Returns the number
+    removed."""
     root, removed = str(workspace), 0
     if workspace.is_symlink() or not workspace.is_dir():
         workspace.unlink(missing_ok=True)
@@ -36,7 +36,7 @@ def remove_links(workspace: Path, stays: Callable[[str | None], bool]) -> int:
 
 
 def target(root: str, folder: str, text: str) -> str | None:
-    """The target of a link in `folder`, which is `root` or below, if no other link is on the way.
+    """The target of a link in `folder`, which is `root` or below it, if no other link is on the way.
 
     None if `..` leads above `root`, or follows a name: then the target depends on the root's location or on other
     links.

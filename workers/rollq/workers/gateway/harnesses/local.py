@@ -1,7 +1,7 @@
-"""The agent loop `harness`: one process per sample, which calls the model through the gateway.
+"""The agent loop `harness` runs one process per sample, which calls the model through the gateway.
 
-The command gets the prompt on its standard input and in a file, and the addresses and the token of its session in
-variables that the clients of OpenAI and Anthropic read.
+The command gets the prompt on its standard input and in a file, and its session's addresses and token in variables that
+OpenAI's and Anthropic's clients read.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ from rollq.workers.gateway.sessions.session import SETTLE_S, Session
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.2
-"""How soon a stopped group is noticed."""
+"""After how many seconds a stopped group is noticed."""
 
 
 class HarnessSettings(SessionSettings):
@@ -113,8 +113,8 @@ class HarnessSettings(SessionSettings):
 
 @dataclass(frozen=True, slots=True)
 class Harness:
-    """Runs a command for each sample. Like any agent, an interrupted command starts again, and its recorded calls are
-    answered from the record."""
+    """Runs a command for each sample. An interrupted command starts again, and gets recorded answers to the calls that
+    it repeats."""
 
     settings: HarnessSettings
     gateway: Gateway
@@ -175,7 +175,7 @@ class Harness:
     async def _run(
         self, rollout: Rollout, session: Session, folder: HarnessFolder, container: Container | None, token: str
     ) -> Sample:
-        """Run the command until it exits, its session is closed, or its time is up."""
+        """Run the command until it exits, its session is closed, or its time is up. Returns the sample."""
         prompt = prompt_bytes(rollout.prompt)
         command: Sequence[str] = self.settings.command
         facts = {"ROLLQ_SESSION_METADATA": str(folder.metadata) if container is None else METADATA}
@@ -235,8 +235,7 @@ class Harness:
         return session.ended(made, out_of_time=exit_code is None and not is_closed)
 
     def _too_large(self, folder: HarnessFolder, exit_code: int) -> str:
-        """The end of the error message if the command failed because a file became too large; empty for other
-        causes."""
+        """The error message's end if the command failed because a file became too large; empty for other causes."""
         if exit_code == 128 + signal.SIGXFSZ or folder.output_bytes() >= self.settings.max_file_bytes:
             return f", since its output or another file reached max_file_mb = {self.settings.max_file_mb:g}"
         return ""
@@ -285,7 +284,7 @@ def harness_loop(gateway: Gateway, **options: Any) -> Harness:
 
 
 def make_containers(settings: HarnessSettings) -> Containers | None:
-    """The containers of rows with an image; None without `images`. Removes containers of killed workers. Raises
+    """The containers for rows with an image; None without `images`. Removes killed workers' containers. Raises
     `ConfigError`."""
     if not settings.images:
         return None
@@ -308,8 +307,8 @@ def _remove(folder: HarnessFolder, container: Container | None) -> None:
 
 
 def make_enclosure(settings: HarnessSettings, root: Path) -> Enclosure:
-    """The enclosure for the command of the session in the folder `root`. It hides files with the worker's secrets, and
-    the folder of all rows' workspaces."""
+    """The enclosure for the command of the session in the folder `root`. The enclosure hides the files with the
+    worker's secrets, and the folder of all rows' workspaces."""
     hidden = secret_files()
     if settings.workspace is not None and settings.workspace_field:
         hidden += (os.path.realpath(settings.workspace), *repositories_above(settings.workspace))
@@ -330,13 +329,13 @@ def secret_files() -> tuple[str, ...]:
 
 
 def repositories_above(folder: Path) -> tuple[str, ...]:
-    """Repository data above a folder, which holds all versions of the files."""
+    """The repository data above a folder, which holds all versions of its files."""
     return tuple(str(parent / ".git") for parent in folder.resolve().parents if (parent / ".git").exists())
 
 
 def can_enclose(settings: HarnessSettings) -> bool:
-    """Whether commands can be enclosed here. If not, logs the reason, and protects this process's memory from other
-    processes."""
+    """Return whether commands can be enclosed here. If not, log the reason, and protect this process's memory from
+    other processes."""
     folder = HarnessFolder.make(None)
     try:
         found = problem(make_enclosure(settings, folder.root))

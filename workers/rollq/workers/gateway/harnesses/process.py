@@ -1,4 +1,4 @@
-"""The process of one harness: its folder, environment, output and end."""
+"""One harness's process: its folder, environment, output and end."""
 
 import asyncio
 import fcntl
@@ -27,12 +27,12 @@ TAIL_BYTES: Final = 2000
 END_S: Final = 5.0
 LOOK_S: Final = 0.01
 MARKER: Final = "ROLLQ_SESSION_FOLDER"
-"""The variable that identifies the processes of a harness, even orphans."""
+"""The variable that identifies a harness's processes, including orphans."""
 
 
 @dataclass(frozen=True, slots=True)
 class HarnessFolder:
-    """The folder of one session. The command runs in `workspace`, its home. Other files are beside it.
+    """One session's folder. The command runs in `workspace`, its home. Other files are beside the workspace.
 
     The worker holds a `lock` on the folder, an open file. An unlocked folder was left by a killed worker.
     """
@@ -42,9 +42,9 @@ class HarnessFolder:
 
     @classmethod
     def make(cls, template: Path | None, name: str = "") -> "HarnessFolder":
-        """A new folder, whose workspace is a copy of `template`, or empty. Raises `OSError`.
+        """Make a folder whose workspace is a copy of `template`, or empty. Raises `OSError`.
 
-        The path contains `name`, so the next attempt at a sample gets the same path: agents write it into their
+        The path contains `name`, so the next attempt at a sample gets the same path, which agents write into their
         requests. If a folder with this name is in use, the path differs.
         """
         new = Path(tempfile.mkdtemp(prefix=NEW_PREFIX, dir=sessions_folder()))  # renamed after it is locked
@@ -84,7 +84,7 @@ class HarnessFolder:
         return self.root / "prompt"
 
     def environment(self, added: Mapping[str, str]) -> dict[str, str]:
-        """The variables of the command."""
+        """The command's environment variables."""
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         own = {"HOME": str(self.workspace), "TMPDIR": str(self.temporary)}
         return {**inherited, **own, **added, MARKER: str(self.root)}
@@ -109,7 +109,7 @@ class HarnessFolder:
 
     def remove_foreign_links(self) -> int:
         """Remove links in the workspace that lead to another session's folder, where a judge would read another
-        command's work. Also removes links above the workspace, and folders too deep to be read. Returns how many."""
+        command's work, links to above the workspace, and folders too deep to be read. Returns the number removed."""
         sessions, own = os.path.realpath(self.root.parent), str(self.workspace)
 
         def stays(target: str | None) -> bool:
@@ -124,7 +124,7 @@ class HarnessFolder:
         return remove_links(self.workspace, stays)
 
     def tail(self) -> str:
-        """The end of the command's output. Empty if the command has replaced the output file."""
+        """The end of the command's output; empty if the command has replaced the output file."""
         try:
             with open(os.open(self.output, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
                 file.seek(max(0, self.output_bytes() - TAIL_BYTES))
@@ -159,7 +159,8 @@ def _named(new: Path, name: str) -> Path:
 
 
 def sessions_folder() -> Path:
-    """The folder of this user's sessions, created if missing. Raises `OSError`, including for another user's folder."""
+    """Return the folder of this user's sessions, created if missing. Raises `OSError`, including for another user's
+    folder."""
     folder = Path(tempfile.gettempdir()) / f"rollq-sessions-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if not stat.S_ISDIR(folder.lstat().st_mode) or folder.lstat().st_uid != os.getuid():
@@ -168,7 +169,7 @@ def sessions_folder() -> Path:
 
 
 def remove_left_folders() -> None:
-    """Remove the folders of killed workers, and end the remaining processes of their harnesses."""
+    """Remove killed workers' folders, and end their harnesses' remaining processes."""
     for root in sessions_folder().glob("[!.]*"):
         _remove_if_left(root)
 
@@ -191,7 +192,7 @@ def _remove_if_left(root: Path) -> None:
 
 
 class HarnessProcess:
-    """A running command. It and all its descendants end with the worker, even if the worker is killed."""
+    """A running command. The command and all its descendants end with the worker, even if the worker is killed."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: HarnessFolder) -> None:
         self._process = process
@@ -208,8 +209,8 @@ class HarnessProcess:
         max_file_bytes: int,
         enclosure: Enclosure | None = None,
     ) -> "HarnessProcess":
-        """Start the command of a folder in its workspace, with the prompt on standard input. Each file that it writes,
-        including its output, has at most `max_file_bytes`. The command runs in the `enclosure`, if any."""
+        """Start a folder's command in its workspace, with the prompt on standard input. Each file that the command
+        writes, including its output, has at most `max_file_bytes`. The command runs in the `enclosure`, if any."""
         enclosed = "" if enclosure is None else enclosure.as_text()
         with folder.prompt.open("xb") as file:
             file.write(prompt)
@@ -226,7 +227,7 @@ class HarnessProcess:
         return cls(process, folder)
 
     async def wait(self) -> int:
-        """Wait until the command has ended; returns its exit code, or 128 and the signal that ended it."""
+        """Wait until the command has ended. Returns its exit code, or 128 plus the signal that ended it."""
         code = await self._process.wait()
         return code if code >= 0 else 128 - code
 

@@ -1,5 +1,5 @@
-"""The agent loop `outside`, with which a harness elsewhere asks the worker for a session, and calls the model through
-it."""
+"""The agent loop `outside`: a harness elsewhere asks the worker for a session, and calls the model through that
+session."""
 
 import asyncio
 import os
@@ -37,9 +37,8 @@ class OutsideSettings(SessionSettings):
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Waits for a harness to take each sample. An interrupted sample is offered again, and its recorded calls are
-    answered from the record. `offers` belong to the gateway or to a program; `facts` are further facts for the
-    harness."""
+    """Waits for a harness to take each sample. An interrupted sample is offered again, and repeated calls get their
+    recorded answers. `offers` belongs to the gateway or to a program; `facts` holds further facts for the harness."""
 
     settings: OutsideSettings
     gateway: Gateway
@@ -56,7 +55,7 @@ class Outside:
         return self.offers is self.gateway.offers
 
     async def close(self) -> None:
-        """Release what all samples have shared."""
+        """Release the resources that all samples share."""
 
     def check(self, tokenizer: Tokenizer) -> None:
         """Raise `ConfigError` if the model's turns cannot be parsed with this tokenizer."""
@@ -95,7 +94,8 @@ class Outside:
         return session.ended(made, out_of_time=ended == "timeout")
 
     async def _until_closed(self, rollout: Rollout, session: Session) -> str:
-        """Wait until the session is closed, is idle for too long, or its time is up. Returns which."""
+        """Wait until the session is closed, is idle for too long, or its time is up. Returns which of these
+        happened."""
         begun_s, limits = monotonic(), self.settings
 
         def ended() -> str:
@@ -113,7 +113,7 @@ class Outside:
 
 
 async def _until(event: asyncio.Event, rollout: Rollout, is_over: Callable[[], bool]) -> None:
-    """Wait for an event, until `is_over` or the group is being stopped."""
+    """Wait for an event, until `is_over` returns True or the group is being stopped."""
     waiting = asyncio.ensure_future(event.wait())
     try:
         while not (waiting.done() or rollout.is_stopped() or is_over()):
@@ -132,7 +132,8 @@ def outside_loop(gateway: Gateway, **options: Any) -> Outside:
 
 
 def require_key(who: str) -> None:
-    """Raise `ConfigError` unless there is a key with which programs elsewhere ask for sessions. `who` needs the key."""
+    """Raise `ConfigError` if there is no key with which programs elsewhere ask for sessions. `who` names what needs the
+    key."""
     if not os.environ.get(KEY_VARIABLE):
         raise ConfigError(
             f"{who} needs {KEY_VARIABLE} in the worker's environment: set it to a secret "

@@ -1,4 +1,4 @@
-"""The folder that a row names for its samples. It must be inside the folder of all workspaces."""
+"""The folder that a row names for its samples, which must be inside the folder of all workspaces."""
 
 from collections.abc import Mapping
 from pathlib import Path

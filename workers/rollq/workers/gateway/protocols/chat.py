@@ -1,6 +1,6 @@
 """OpenAI's chat completions, `POST /v1/chat/completions`. Pure.
 
-Thoughts are `reasoning_content`, as open models are served.
+Thoughts are in `reasoning_content`, as servers of open models return them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ SERVED: Final = frozenset(
 WITHOUT_EFFECT: Final = frozenset(
     ("stream_options", "n", "user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier")
 )
-"""Fields without effect on the answer."""
+"""Fields that do not affect the answer."""
 DEFAULTS: Final = {"parallel_tool_calls": True, "modalities": ["text"], "add_generation_prompt": True}
 REFUSED: Final = {
     "audio": "this model answers in text",
@@ -150,7 +150,7 @@ def _messages(body: Mapping[str, Any], left_out: dict[str, None]) -> tuple[Messa
 
 
 def _message(message: Mapping[str, Any], where: str, names: dict[str, str], left_out: dict[str, None]) -> Message:
-    """A message with a role other than the user's."""
+    """Convert a message whose role is not the user's."""
     role = message.get("role")
     said = message.get("content")
     if role in ("system", "developer"):
@@ -186,7 +186,7 @@ def _assistant(message: Mapping[str, Any], where: str, names: dict[str, str]) ->
 
 
 def _tools(body: Mapping[str, Any]) -> tuple[tuple[Message, ...], list[str]]:
-    """The definitions of functions, and the names of tools that are left out."""
+    """The function definitions, and the names of left-out tools."""
     tools, ignored = [], []
     for place, tool in enumerate(fields.items(body.get("tools"), "tools")):
         kind = fields.mapping(tool, f"tools[{place}]").get("type")

@@ -10,7 +10,7 @@ from rollq.workers.gateway.protocols.writing import DONE, event, openai_error, o
 
 SERVED: Final = frozenset(("model", "prompt", "max_tokens", "stop", "stream"))
 WITHOUT_EFFECT: Final = frozenset(("stream_options", "n", "best_of", "user"))
-"""Fields without effect on the answer."""
+"""Fields that do not affect the answer."""
 REFUSED: Final = {
     "echo": "the answer does not repeat the prompt",
     "suffix": "this model continues texts, and does not fill them in",
@@ -79,7 +79,7 @@ def _finish(answer: Answer) -> str:
 
 
 def _prompt(prompt: Any) -> tuple[str | None, tuple[int, ...] | None]:
-    """A string or token ids. A list of one prompt counts as the prompt."""
+    """Return a string or token ids. A list of one prompt counts as the prompt."""
     if isinstance(prompt, str):
         return fields.text(prompt, "prompt"), None
     entries = fields.items(prompt, "prompt")

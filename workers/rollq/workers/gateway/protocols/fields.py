@@ -1,7 +1,7 @@
 """Typed access to the JSON of requests. Pure.
 
 Each function takes a value and its name as the caller wrote it, such as `messages[2].content`, and raises `CallRefused`
-with that name if the value has another type. Values are as orjson reads them, so writing them as JSON cannot fail.
+with that name if the value has a different type. orjson has read the values, so writing them as JSON cannot fail.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,11 +13,11 @@ from rollq.workers.agents.tool_calls import ROOM, nested
 from rollq.workers.gateway.calls import CallRefused, ToolChoice
 
 RETRY_COUNT: Final = "x-stainless-retry-count"
-"""Header of the SDKs of OpenAI and Anthropic: how often this request was sent before."""
+"""A header from OpenAI's and Anthropic's SDKs: how often this request was sent before."""
 
 UNREADABLE: Final = "(This model cannot read what is here.)"
-"""Replaces an image in a tool's result, or in the user's message after a result, where clients put images that a tool
-has made. The model chose to look at the image, and can choose again."""
+"""Replaces an image in a tool's result, or in the user's message after a result, where clients put images made by
+tools. The model chose to look at the image, and can choose again."""
 
 _MOST: Final = 2**31 - 1
 _LABEL: Final = 40
@@ -90,7 +90,7 @@ def texts(value: Any, name: str) -> tuple[str, ...]:
 def content(
     value: Any, name: str, kinds: Collection[str], between: str = "\n", left_out: dict[str, None] | None = None
 ) -> str:
-    """The text of a message: a string, None, or a list of blocks of a type in `kinds`, joined by `between`.
+    """The text of a message: a string, None, or a list of blocks with types in `kinds`, joined by `between`.
 
     Other blocks are refused, unless `left_out` collects their names; then `UNREADABLE` takes their place.
     """
@@ -121,7 +121,7 @@ def json_text(value: Any, name: str) -> str:
 
 
 def definition(tool: str, description: Any, parameters: Any, where: str) -> Message:
-    """The definition of a tool, as in chat completions. `where` names it in errors."""
+    """A tool's definition, as in chat completions. `where` names the tool in errors."""
     function: dict[str, Any] = {"name": tool}
     if description is not None:
         function["description"] = text(description, f"{where}.description")
@@ -138,7 +138,7 @@ def tool_call(id: str, name: str, arguments: str) -> Message:
 
 
 def tool_result(id: str, name: str | None, content: str) -> Message:
-    """The message with a tool's result. `name` is the tool's name, None if its call is not among the messages."""
+    """The message with a tool's result. `name` is the tool's name, None if no message has the call."""
     named = {} if name is None else {"name": name}
     return {"role": "tool", "content": content, "tool_call_id": id, **named}
 
@@ -152,7 +152,7 @@ def ends_with_others(messages: Sequence[Message], name: str) -> None:
 
 
 def openai_choice(value: Any) -> tuple[ToolChoice, tuple[str, ...]]:
-    """OpenAI's choice of tools, and names of choices that have no effect: a single tool."""
+    """OpenAI's tool choice, and the names of choices without effect: a single tool."""
     if value is None:
         return "auto", ()
     if value in ("auto", "none", "required"):
@@ -164,9 +164,9 @@ def openai_choice(value: Any) -> tuple[ToolChoice, tuple[str, ...]]:
 def answer_schema(
     form: Any, name: str, *, has_tools: bool, holder: str | None = None
 ) -> tuple[Mapping[str, Any] | None, tuple[str, ...]]:
-    """The JSON schema that an answer in this form follows (None for any text), and names of fields without an effect.
+    """The JSON schema that an answer in this form follows (None for any text), and the names of fields without effect.
 
-    `holder` is the field of the form with the schema, if it is not the form itself. An answer that follows a schema
+    `holder` names the form's field that holds the schema, unless the form itself does. An answer that follows a schema
     cannot hold a call: beside tools, a schema is refused, and `json_object` has no effect.
     """
     kind = None if form is None else mapping(form, name).get("type")
@@ -224,14 +224,14 @@ def wants_usage(body: Mapping[str, Any]) -> bool:
 
 
 def label(value: Any) -> str:
-    """A short name for a value of a request, which an error or a log may quote."""
+    """A short name for a request's value, which an error or log may quote."""
     if isinstance(value, str):
         return value[:_LABEL] if value.isascii() and value.isprintable() else ascii(value[:_LABEL])
     return _KINDS.get(type(value), "another value")
 
 
 def repeats(headers: Mapping[str, str]) -> int:
-    """How often an SDK says that it has sent this request before."""
+    """The number of times that an SDK says it has sent this request before."""
     said = headers.get(RETRY_COUNT, "")
     return int(said) if said.isascii() and said.isdigit() and len(said) < 4 else 0
 

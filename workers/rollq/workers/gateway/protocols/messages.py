@@ -1,6 +1,6 @@
 """Anthropic's messages, `POST /v1/messages` and `POST /v1/messages/count_tokens`. Pure.
 
-Thoughts are blocks of type `thinking`. The signature identifies their answer.
+Thoughts are blocks of type `thinking`, whose signature identifies the answer.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,10 +19,11 @@ SERVED: Final = frozenset(
     ("model", "messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream")
 )
 WITHOUT_EFFECT: Final = frozenset(("metadata", "service_tier", "cache_control", "inference_geo"))
-"""Fields without effect on the answer."""
+"""Fields that do not affect the answer."""
 CHOICES: Final[Mapping[str, ToolChoice]] = {"auto": "auto", "any": "required", "none": "none", "tool": "auto"}
 BILLING: Final = "x-anthropic-billing-header:"
-"""The start of a text in Claude Code's system prompt that depends on the first prompt and is not for the model."""
+"""The start of a text in Claude Code's system prompt. This text depends on the first prompt and is not for the
+model."""
 ERRORS: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -68,7 +69,7 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
 
 
 def _without_format(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The body without the answer's format. Other parts of `output_config` have no effect."""
+    """The body without the answer's format. The other parts of `output_config` have no effect."""
     return {**body, "output_config": without(body.get("output_config") or {}, {"format"}), "output_format": None}
 
 
@@ -148,7 +149,7 @@ def _usage(answer: Answer, output_tokens: int) -> dict[str, Any]:
 
 
 def _blocks(answer: Answer) -> list[dict[str, Any]]:
-    """The blocks of an answer; the input of a tool is JSON, as the model wrote it."""
+    """The answer's blocks. A tool's input is JSON, as the model wrote it."""
     blocks: list[dict[str, Any]] = []
     if answer.reasoning is not None:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": f"answer-{answer.number}"})
@@ -161,7 +162,7 @@ def _blocks(answer: Answer) -> list[dict[str, Any]]:
 
 
 def _whole(block: dict[str, Any]) -> dict[str, Any]:
-    """The block as it is in an answer that does not stream."""
+    """The block for an answer that does not stream."""
     return {**block, "input": orjson.Fragment(block["input"])} if block["type"] == "tool_use" else block
 
 
@@ -213,7 +214,7 @@ def _messages(body: Mapping[str, Any], left_out: dict[str, None]) -> tuple[Messa
 
 
 def _has_result(said: Any) -> bool:
-    """Whether the result of a tool is among the blocks of a user's message."""
+    """Whether a user's message has a block with a tool's result."""
     blocks = said if isinstance(said, list | tuple) else ()
     return any(isinstance(block, Mapping) and block.get("type") == "tool_result" for block in blocks)
 
@@ -221,7 +222,7 @@ def _has_result(said: Any) -> bool:
 def _user(
     said: Any, where: str, names: Mapping[str, str], left_out: dict[str, None], *, has_result: bool
 ) -> list[Message]:
-    """The results of tools and the joined texts between them. After a result, unreadable blocks are left out."""
+    """The tool results, and the joined texts between them. After a result, unreadable blocks are left out."""
     if not isinstance(said, list | tuple):
         return [{"role": "user", "content": fields.content(said, where, TEXTS)}]
     messages: list[Message] = []
@@ -277,7 +278,7 @@ def _assistant(said: Any, where: str, names: dict[str, str], left_out: dict[str,
 
 
 def _tools(body: Mapping[str, Any]) -> tuple[tuple[Message, ...], list[str]]:
-    """The definitions of tools, and the names of the server's tools, which are left out."""
+    """The tool definitions, and the names of the server's tools, which are left out."""
     tools, ignored = [], []
     for place, raw in enumerate(fields.items(body.get("tools"), "tools")):
         where = f"tools[{place}]"
@@ -291,7 +292,7 @@ def _tools(body: Mapping[str, Any]) -> tuple[tuple[Message, ...], list[str]]:
 
 
 def _choice(raw: Any) -> tuple[ToolChoice, tuple[str, ...]]:
-    """The choice of tools, and names of choices that have no effect."""
+    """The tool choice, and the names of choices without effect."""
     if raw is None:
         return "auto", ()
     choice = fields.mapping(raw, "tool_choice")

@@ -1,6 +1,6 @@
 """The served model, as `GET /v1/models` and `GET /v1/models/{id}` describe it. Pure.
 
-OpenAI and Anthropic use one path; an object that has the fields of both suits the clients of either.
+OpenAI and Anthropic use one path; an object with both APIs' fields suits all clients.
 """
 
 from datetime import UTC, datetime
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def model(name: str, created_s: int, most_tokens: int | None) -> dict[str, Any]:
-    """The model. `most_tokens` is the largest number of tokens that a prompt may have, None if unknown."""
+    """The model's description. `most_tokens` is the largest number of tokens in a prompt, None if unknown."""
     return {
         "id": name,
         "object": "model",

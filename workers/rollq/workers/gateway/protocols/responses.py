@@ -1,7 +1,7 @@
 """OpenAI's responses, `POST /v1/responses`. Pure.
 
-Nothing is stored: a request holds all items so far. A thought is the summary of a reasoning item, and its encrypted
-content if the caller asks for that; it comes back as either.
+Nothing is stored: a request holds all items so far. A thought is a reasoning item's summary, and its encrypted content
+too if the caller asks for that; it comes back as either.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ WITHOUT_EFFECT: Final = frozenset(
     ("store", "metadata", "client_metadata", "user", "service_tier", "prompt_cache_key", "prompt_cache_retention",
      "safety_identifier", "stream_options")
 )  # fmt: skip
-"""Fields without effect on the answer."""
+"""Fields that do not affect the answer."""
 DEFAULTS: Final = {"parallel_tool_calls": True, "truncation": "disabled"}
 REFUSED: Final = {
     "previous_response_id": "nothing is stored here, so send all items",
@@ -32,7 +32,7 @@ REFUSED: Final = {
     "background": "wait for the answer",
 }
 CODES: Final = {429: "rate_limit_exceeded", 503: "server_is_overloaded"}
-"""Codes of a stream's failure after which clients retry."""
+"""Failure codes in a stream after which clients retry."""
 
 
 def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
@@ -134,7 +134,7 @@ def _event(kind: str, number: int, data: Mapping[str, Any]) -> bytes:
 
 
 def _head(call: Call, number: int, created_s: int) -> dict[str, Any]:
-    """A response in progress. It omits the instructions and tools of the request."""
+    """A response in progress, without the request's instructions and tools."""
     return {
         "id": f"resp_{number}",
         "object": "response",
@@ -188,7 +188,7 @@ def _items(body: Mapping[str, Any], answer: Answer, status: str) -> list[dict[st
 
 
 def _given(call: ToolCall, kind: str) -> dict[str, str]:
-    """The arguments of a call, or the text that it has for a custom tool."""
+    """A call's arguments, or its text for a custom tool."""
     if kind != "custom_tool_call":
         return {"arguments": arguments_of(call)}
     text = call.arguments.get(CUSTOM_INPUT)
@@ -199,12 +199,13 @@ _PARTS: Final = {
     "reasoning": ("summary", "summary_index", "reasoning_summary_part", "reasoning_summary_text"),
     "message": ("content", "content_index", "content_part", "output_text"),
 }
-"""Type of an item -> its field with parts, the field of events with a part's index, events of the part, of its text."""
+"""Item type -> the item's field with parts, the events' field with a part's index, the part's events, its text's
+events."""
 _WHOLE: Final = {
     "function_call": ("arguments", "function_call_arguments"),
     "custom_tool_call": ("input", "custom_tool_call_input"),
 }
-"""Type of an item -> its field with a text, events of the text."""
+"""Item type -> the item's field with a text, the text's events."""
 
 
 def _empty(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,7 +216,7 @@ def _empty(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _filling(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Types and fields of the events that fill an item."""
+    """The types and fields of the events that fill an item."""
     if item["type"] in _WHOLE:
         field, kind = _WHOLE[item["type"]]
         yield f"{kind}.delta", {"delta": item[field]}

@@ -1,7 +1,7 @@
-"""The items of a request to OpenAI's responses, as chat messages. Pure.
+"""Converts the items in a request to OpenAI's responses to chat messages. Pure.
 
-An answer is a thought, a text and calls; any of these may be missing. Successive items in this order are one message
-of the assistant.
+An answer consists of a thought, a text and calls; any of these may be missing. Successive items in this order form one
+assistant message.
 """
 
 import re
@@ -17,11 +17,11 @@ from rollq.workers.gateway.protocols.responses_tools import CUSTOM_INPUT, joined
 TEXTS: Final = ("input_text", "output_text", "text", "refusal")
 ENCRYPTED: Final = b"rollq:"
 TAGGED: Final = re.compile(r"<think>\n(.*)\n</think>", re.S)
-"""A thought that pydantic-ai sends back as a message if it does not know that the model thinks."""
+"""A thought that pydantic-ai sends back as a message when it does not know that the model thinks."""
 
 
 class History:
-    """The messages that a list of items makes."""
+    """Builds the messages for a list of items."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -87,7 +87,7 @@ class History:
 
     def _open(self, *later: str) -> dict[str, Any]:
         """The assistant's message for an item: the open message, or a new message if the open one has a part in
-        `later`, the parts that follow the item in an answer."""
+        `later`. `later` names the parts that follow the item in an answer."""
         if not self._turn or any(self._turn.get(part) for part in later):
             self._turn = {"role": "assistant", "content": ""}
             self.messages.append(self._turn)

@@ -1,7 +1,7 @@
-"""Tools of OpenAI's responses, as the model and as the caller name them. Pure.
+"""The model's and the caller's names for the tools of OpenAI's responses. Pure.
 
-A tool of a namespace has one name for the model, and two fields for the caller. A custom tool takes a string, which the
-model writes as the only argument of a function.
+A tool in a namespace has one name for the model, and two fields for the caller. A custom tool takes a string, which the
+model writes as a function's only argument.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,12 +21,12 @@ _CUSTOM_PARAMETERS: Final = {
 
 
 def joined(namespace: str, name: str) -> str:
-    """The model's name for a tool of a namespace."""
+    """The model's name for a tool in a namespace."""
     return namespace.removesuffix(_BETWEEN) + _BETWEEN + name
 
 
 def definitions(body: Mapping[str, Any]) -> tuple[tuple[Message, ...], list[str]]:
-    """Definitions as in chat completions, and names of omitted parts: tools of the server, and grammars."""
+    """Definitions as in chat completions, and the names of omitted parts: the server's tools, and grammars."""
     definitions, left_out = [], []
     for where, namespace, tool in _tools(body.get("tools"), "tools", None):
         kind = tool.get("type")
@@ -42,7 +42,7 @@ def definitions(body: Mapping[str, Any]) -> tuple[tuple[Message, ...], list[str]
 
 
 def callers_names(body: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """The model's name of each tool -> type, name and namespace of the item that calls it."""
+    """The model's name for each tool -> the type, name and namespace of items that call the tool."""
     names = {}
     for where, namespace, tool in _tools(body.get("tools"), "tools", None):
         if tool.get("type") in ("function", "custom"):
@@ -52,7 +52,7 @@ def callers_names(body: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def _tools(tools: Any, name: str, namespace: str | None) -> Iterator[tuple[str, str | None, Mapping[str, Any]]]:
-    """All tools: the place of each, its namespace or None, and its definition."""
+    """Each tool's position in the request, its namespace or None, and its definition."""
     for place, raw in enumerate(fields.items(tools, name)):
         where = f"{name}[{place}]"
         tool = fields.mapping(raw, where)

@@ -20,19 +20,19 @@ def event(data: Any, kind: str | None = None) -> bytes:
 
 
 def arguments_of(call: ToolCall) -> str:
-    """The arguments of a call as JSON, as the model wrote them."""
+    """A call's arguments as the JSON that the model wrote."""
     return call.raw_arguments or exact_json.dumps(call.arguments).decode()
 
 
 def openai_finish(answer: Answer) -> str:
-    """Why an answer ended, in the words of completions."""
+    """The finish reason of an answer, in the words of completions."""
     if answer.finish_reason == FinishReason.LENGTH:
         return "length"
     return "tool_calls" if answer.calls else "stop"
 
 
 def openai_usage(answer: Answer) -> dict[str, Any]:
-    """The tokens of an answer, in the form of completions."""
+    """An answer's token counts, in the form of completions."""
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.response_tokens,

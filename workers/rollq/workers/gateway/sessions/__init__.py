@@ -1,1 +1,1 @@
-"""A session: the tree of its calls, their answers, and the sample that they make."""
+"""Sessions: the tree of calls, their answers, and the sample that the calls make."""

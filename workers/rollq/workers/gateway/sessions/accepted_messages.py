@@ -1,7 +1,7 @@
-"""The messages of a call in the order and the form that chat templates take. Pure.
+"""Puts a call's messages into the order and the form that chat templates take. Pure.
 
-Clients send the results of tools in the order in which the tools end, but templates without ids match results by
-position. Some templates refuse system messages after the first message; others omit or move them.
+Clients send tool results in the order in which the tools end, but templates without ids match results by position. Some
+templates refuse system messages after the first message; others omit or move them.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,14 @@ WORDS: Final = "words_of_the_system"
 
 
 def accepted(messages: Sequence[Message], tokenizer: Tokenizer) -> tuple[Message, ...]:
-    """The messages, with results in the order of their calls, and system messages where the chat template takes
-    them."""
+    """The messages, with results in the calls' order, and system messages where the chat template takes them."""
     ordered = ordered_results(messages)
     keeps = keeps_system_messages(tokenizer)  # type: ignore[arg-type]  # hashed by identity
     return tuple(ordered) if keeps else fold_system_messages(ordered)
 
 
 def ordered_results(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages, with the results that follow a message with tool calls in the order of the calls."""
+    """The messages. Results that follow a message with tool calls are in the calls' order."""
     ordered: list[Message] = []
     for is_result, run in groupby(messages, key=lambda message: message["role"] == "tool"):
         if is_result and ordered:
@@ -39,7 +38,7 @@ def ordered_results(messages: Sequence[Message]) -> Sequence[Message]:
 
 @lru_cache(maxsize=16)
 def keeps_system_messages(tokenizer: Tokenizer) -> bool:
-    """Whether the chat template renders a system message where it is, in the middle of a conversation."""
+    """Whether the chat template renders a mid-conversation system message at its position."""
     messages = [
         {"role": "user", "content": BEFORE},
         {"role": "assistant", "content": BEFORE},
@@ -54,8 +53,8 @@ def keeps_system_messages(tokenizer: Tokenizer) -> bool:
 
 
 def fold_system_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages, with each system message after the first message turned into user text, at the start of the
-    next user message if there is one."""
+    """The messages. Each system message after the first message becomes user text, at the start of the next user
+    message if there is one."""
     folded: list[Message] = []
     waiting: list[str] = []
     for place, message in enumerate(messages):

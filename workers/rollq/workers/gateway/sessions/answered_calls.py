@@ -1,6 +1,6 @@
-"""The answered calls of a session, and the calls that continue them. Pure.
+"""A session's answered calls, and the calls that continue them. Pure.
 
-A call sends its whole history. It continues the latest recorded answer that the history repeats.
+A call sends its whole history, and continues the latest recorded answer in that history.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from rollq.workers.gateway.sessions.request_digest import (
 
 @dataclass(slots=True)
 class AnsweredCalls:
-    """The answered calls of a session: `nodes`, in the order in which they were answered."""
+    """A session's answered calls: `nodes`, in the order of their answers."""
 
     tokenizer: Tokenizer
     nodes: list[Node] = field(default_factory=list)
@@ -56,17 +56,17 @@ class AnsweredCalls:
         self._by_history.setdefault(node.history, []).append(node)
 
     def count(self) -> int:
-        """The count of the next event: a call is located or answered."""
+        """The count of the next event, where a call is located or answered."""
         self._events += 1
         return self._events
 
     def _history(
         self, messages: tuple[Message, ...]
     ) -> tuple[bytes, Node | None, tuple[Message, ...], tuple[Message, ...]]:
-        """The digest of a history, the last answer of the model in it, all messages, and those after that answer."""
+        """The history's digest, the model's last answer in it, all messages, and the messages after that answer."""
         history, parent, after = OPENING, None, 0
         recognised = self._known_before(messages)
-        if recognised is not None:  # the recognised part is not hashed again, nor kept twice
+        if recognised is not None:  # the recognised part is neither hashed nor kept again
             after = len(recognised.messages) + 1
             history, parent = after_answer(recognised.history, recognised.number), recognised
             messages = (*recognised.messages, *messages[after - 1 :])
@@ -80,7 +80,7 @@ class AnsweredCalls:
         return history, parent, messages, messages[after:]
 
     def _known_before(self, messages: tuple[Message, ...]) -> Node | None:
-        """The latest call with the longest history that, followed by the call's answer, begins these messages."""
+        """Among calls whose history and answer begin these messages, the latest with the longest history."""
         # hashing would read all messages; comparing is cheap, and the longest usually matches
         for node in sorted(self.nodes, key=lambda node: (len(node.messages), node.ended), reverse=True):
             place = len(node.messages)
@@ -97,7 +97,7 @@ class AnsweredCalls:
         return None
 
     def _text_before(self, call: Call) -> Node | None:
-        """The completion with the longest prompt and answer that begin this completion's prompt."""
+        """Among completions whose prompt and answer begin this completion's prompt, the longest."""
         completions = [node for node in self.nodes if not node.messages and _begins(node.conversation, call)]
         return max(completions, key=lambda node: node.end.characters, default=None)
 

@@ -1,4 +1,4 @@
-"""Answers the placed calls of a session. An answer is generated or taken from the record, then parsed and recorded.
+"""Answers a session's placed calls. An answer is generated or taken from the record, then parsed and recorded.
 
 Invariant: an answer is recorded in the buffer before it is returned, so the next attempt knows all answers that a
 harness has seen. The next attempt answers the same requests from the record, and samples answers only for other
@@ -29,18 +29,18 @@ from rollq.workers.gateway.sessions.call_tree import CallTree
 from rollq.workers.gateway.sessions.request_digest import shown_calls, shown_content
 
 MOST_IGNORED: Final = 32
-"""The most names of ignored parts that a sample keeps. An agent may send any number."""
+"""The most names of ignored parts that a sample keeps. An agent may send any number of them."""
 OTHERS: Final = "others"
 
 
 class Answering:
-    """Answers the calls of one session. `failure` is the error that ended it, if any; `recorded` counts the answers in
-    the record at the start, and `replayed` counts the answers taken from it. `made_tokens` counts the tokens of all
-    answers. `forced` counts calls that demanded a tool call, which rollq does not enforce. `guided` counts calls whose
-    answer follows a schema. `ignored` counts calls that have a part without effect, by the name of the part."""
+    """Answers one session's calls. `failure` is the error that ended the session, if any; `recorded` counts the answers
+    in the record at the start, and `replayed` counts the answers taken from the record. `made_tokens` counts the tokens
+    of all answers. `forced` counts calls that demanded a tool call, which rollq does not enforce. `guided` counts calls
+    whose answer follows a schema. `ignored` counts calls with a part that has no effect, by the part's name."""
 
     def __init__(self, rollout: Rollout, chat_format: ChatFormat, tree: CallTree) -> None:
-        """The answers are added to `tree`. Raises `CorruptFrame` for records that cannot be read."""
+        """Answers are added to `tree`. Raises `CorruptFrame` for records that cannot be read."""
         self.rollout = rollout
         self.failure: BaseException | None = None
         self.tools: tuple[Message, ...] = ()
@@ -63,9 +63,9 @@ class Answering:
         return replace(finish(self.rollout, self._log, FinishReason.ABORT, ""), session_id=self.rollout.session)
 
     async def answer(self, placement: Placement, times: int) -> Answer:
-        """The answer to a placed call that was asked `times` times before.
+        """Answer a placed call that was asked `times` times before.
 
-        Raises `CallRefused`; if the session cannot continue, `failure` then says why.
+        Raises `CallRefused`. If the session cannot continue, `failure` then has the reason.
         """
         located, call = placement.located, placement.located.call
         try:
@@ -87,22 +87,22 @@ class Answering:
         try:
             if recorded is None:
                 await self._record(made, located.begun)
-        finally:  # an answer that was not recorded is a call that nobody has seen
+        finally:  # nobody has seen an answer that was not recorded
             self._tree.add(placement, conversation, made.completion, turn, number=made.number, stop_text=stop_text)
         return answer_of(made, turn, stop_text, len(placement.context), self.rollout.tokenizer)
 
     def is_recording(self, begun: int) -> bool:
-        """Whether the call that was located at this count has its answer, which is being recorded."""
+        """Whether the answer to the call located at this count is being recorded."""
         return begun in self._recording
 
     def _count_ignored(self, names: Iterable[str]) -> None:
-        """Count the names of a call. Beyond `MOST_IGNORED` names, new names count as others."""
+        """Count a call's ignored names. Beyond `MOST_IGNORED` names, new names are counted together as others."""
         for name in names:
             known = name in self.ignored or len(self.ignored) < MOST_IGNORED
             self.ignored[name if known else OTHERS] += 1
 
     def _room(self, placement: Placement) -> int:
-        """How many tokens the answer may have. Raises `CallRefused` if there is no room."""
+        """The largest number of tokens in the answer. Raises `CallRefused` if there is no room."""
         rollout, conversation, call = self.rollout, placement.conversation, placement.located.call
         context, max_tokens = len(placement.context), rollout.sampling.max_tokens
         most = self._tree.most_prompt_tokens
@@ -129,7 +129,7 @@ class Answering:
         return self.rollout.sampling.end_ids(self.rollout.tokenizer.eos_ids)
 
     async def _made(self, placement: Placement, room: int, times: int) -> RecordedCall:
-        """The call with the model's answer, to be recorded."""
+        """The call with the model's answer, ready to be recorded."""
         rollout, located = self.rollout, placement.located
         sampling = replace(
             rollout.sampling,
@@ -190,8 +190,8 @@ class Answering:
         return await self._format.parse(tokenizer, text, ids, tools, prompt), stop_text
 
     def _continued(self, placement: Placement, completion: Completion, turn: Turn) -> Conversation:
-        """The conversation up to the end of an answer. Raises `ValueError` for tokens that logprobs, versions or arrays
-        do not cover."""
+        """The conversation up to the answer's end. Raises `ValueError` if logprobs, versions or arrays do not cover all
+        tokens."""
         conversation = placement.conversation.after_model(completion, self._end_ids)
         if not placement.located.messages:
             return conversation
@@ -199,7 +199,8 @@ class Answering:
         return conversation.with_forms((verbatim_message(turn),) if verbatim else forms(turn, tokenizer))
 
     async def _record(self, made: RecordedCall, begun: int) -> None:
-        """Keep a call in the buffer. Raises `CallRefused` if it cannot be kept: then its answer must not be seen."""
+        """Keep a call in the buffer. Raises `CallRefused` if the buffer cannot keep the call: then nobody may see the
+        answer."""
         self._log.append(made.segment)
         if self.rollout.record is None:
             return
@@ -237,8 +238,8 @@ def answer_of(
 
 
 def _continues(placement: Placement, delta: Int32Array) -> bool:
-    """Whether a placed call ends with the recorded `delta` int32 [D], either alone or after its parent's tokens. With
-    several calls, a different call may continue the parent's segment in each attempt."""
+    """Whether a placed call ends with the recorded `delta` int32 [D], alone or after the parent's tokens. If several
+    calls continue a parent, a different one may continue the parent's segment in each attempt."""
     context, parent = placement.context, placement.located.parent
     if np.array_equal(context, delta):
         return True
@@ -256,7 +257,7 @@ def with_call_ids(turn: Turn, number: int) -> Turn:
 
 
 def call_seed(sampling: Sampling, digest: bytes, times: int) -> int | None:
-    """The seed of one call, 63 bits, from its request and the number of earlier identical requests. The order of calls
+    """One call's seed, of 63 bits, from its request and the number of earlier identical requests. The order of calls
     has no effect."""
     if sampling.seed is None:
         return None

@@ -1,5 +1,5 @@
-"""The calls that a session is asked: each is answered, unless it repeats an earlier call or the session's limits refuse
-it. A call repeats another if its client has no answer to it:
+"""A session's calls. Each is answered, unless it repeats an earlier call or exceeds the session's limits. A call
+repeats an earlier call whose answer its client does not have:
 
 | a client | gets |
 |---|---|
@@ -24,15 +24,15 @@ from rollq.workers.gateway.sessions.call_nodes import Located
 from rollq.workers.gateway.sessions.call_tree import CallTree
 
 PLACE_S: Final = 300.0
-"""How long a call waits for its turn: less than clients wait for an answer."""
+"""How many seconds a call waits for its turn: fewer than clients wait for an answer."""
 RETURN_S: Final = 60.0
-"""A client that was turned away is expected back within this time."""
+"""A client that was turned away is expected back within this many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """Limits of a session. `max_made_tokens` 0 means no limit. `repeat_s` is how long a call may run after its caller
-    is lost.
+    """A session's limits. `max_made_tokens` 0 means no limit. `repeat_s` is how many seconds a call may run after its
+    caller is lost.
     """
 
     max_calls: int = 256
@@ -46,17 +46,17 @@ class Caller(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection was lost before the last byte of the answer was sent."""
+        """Whether the connection was lost before the answer's last byte was sent."""
 
     @property
     def is_served(self) -> bool:
-        """Whether the last byte of the answer was sent."""
+        """Whether the answer's last byte was sent."""
 
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """A call with this `digest` that was located at the count `begun`, was asked once or several times, and its answer.
-    `giving_up` is the timer that stops it when nobody waits for it."""
+    """A call with this `digest`, located at the count `begun` and asked once or several times, and its answer.
+    `giving_up` is the timer that stops the call when nobody waits for the answer."""
 
     task: "asyncio.Task[Answer]"
     digest: bytes
@@ -83,8 +83,8 @@ class Asked:
 
 
 class AskedCalls:
-    """The calls of a session by the digests of their requests. All methods run on the event loop. `used_s` is the time
-    of the last call on the monotonic clock, None before the first call."""
+    """A session's calls, by their requests' digests. All methods run on the event loop. `used_s` is the last call's
+    time on the monotonic clock, None before the first call."""
 
     def __init__(self, tree: CallTree, answering: Answering, limits: SessionLimits, closed: asyncio.Event) -> None:
         """`closed` is set when the session ends. A call sets it if the session cannot continue."""
@@ -113,8 +113,8 @@ class AskedCalls:
         return self._running > 0
 
     def ask(self, call: Call, caller: Caller) -> "asyncio.Task[Answer]":
-        """The answer that a caller waits for: of the earlier call that its call repeats, or of a new one. Raises
-        `CallRefused`, as awaiting the answer can; a refused call counts as a use of the session.
+        """Return the answer that a caller waits for, from the earlier call that this call repeats, or from a new one.
+        Raises `CallRefused`, and so may awaiting the answer. A refused call counts as a use of the session.
 
         Several callers may wait for the same answer, so no caller may cancel it; `note_lost` notes that a caller has
         left. The answer is cancelled when the session stops, or when nobody waits for it.
@@ -128,8 +128,8 @@ class AskedCalls:
         return asked.task
 
     def _begin(self, located: Located) -> Asked:
-        """Begin a new call. If it ends without an answer, it is forgotten, and its waiting callers may be expected
-        back."""
+        """Begin a new call. If the call ends without an answer, it is forgotten, and its waiting callers may be
+        expected back."""
         if len(self._tree.answered.nodes) + self._running >= self._limits.max_calls:
             raise CallRefused(f"this session has made its {self._limits.max_calls} calls", code="too_many_calls")
         digest = located.digest
@@ -170,8 +170,8 @@ class AskedCalls:
             ) from None
 
     def _repeated(self, digest: bytes, repeats: int) -> Asked | None:
-        """The earlier call that a request repeats. `repeats` is how often the client says it has sent the request
-        before.
+        """The earlier call that a request repeats, if any. `repeats` counts how often the client says it has sent the
+        request before.
         """
         calls = [asked for asked in self._asked.get(digest, ()) if not asked.task.cancelling()]
         abandoned = [asked for asked in calls if asked.is_abandoned]
@@ -189,7 +189,7 @@ class AskedCalls:
                 asked.giving_up = asyncio.get_running_loop().call_later(self._limits.repeat_s, self._give_up, asked)
 
     def _give_up(self, asked: Asked) -> None:
-        if not self._answering.is_recording(asked.begun):  # then it has an answer for the next caller
+        if not self._answering.is_recording(asked.begun):  # then the call has an answer for the next caller
             asked.task.cancel()
 
     def _ended(self, asked: Asked, task: "asyncio.Task[Answer]") -> None:

@@ -1,4 +1,4 @@
-"""The values of a tree of calls: a call after it is located and placed, and a node with its answer. Pure."""
+"""The values in a tree of calls: located calls, placed calls, and nodes with answers. Pure."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ from rollq.workers.gateway.calls import Call
 
 @dataclass(slots=True, eq=False)
 class Stretch:
-    """The conversation of calls that extend one segment, up to the newest call. Conversations of earlier calls are cut
-    from it, so a long session holds its text and tokens once, not per call."""
+    """The conversation of calls that extend one segment, up to the newest call. Earlier calls' conversations are cut
+    from it, so a long session holds its text and tokens once, not once per call."""
 
     newest: Conversation
 
@@ -21,10 +21,10 @@ class Stretch:
 class Node:
     """One answered call.
 
-    `history`, `digest`, `messages` and `tools` are its request's. `stretch` holds its conversation, and `end` is the
-    end of the answer in it. `thread` is the number of its chain of segments. The call was located and answered at the
-    counts `begun` and `ended`. `stop_text` is the stop text that ended it, if any. `left_out` is the reason why it
-    is not trained, if it is not.
+    `history`, `digest`, `messages` and `tools` are the request's. `stretch` holds the conversation, in which `end` is
+    the answer's end. `thread` numbers the call's chain of segments. The call was located and answered at the counts
+    `begun` and `ended`. `stop_text` is the stop text that ended the answer, if any. `left_out` is the reason why the
+    call is not trained, if there is one.
     """
 
     number: int
@@ -47,7 +47,7 @@ class Node:
 
     @property
     def conversation(self) -> Conversation:
-        """The conversation, which ends with this answer."""
+        """The conversation up to the end of this answer."""
         return self.stretch.newest.until(self.end)
 
 
@@ -55,7 +55,7 @@ class Node:
 class Located:
     """A call whose history is recognised: it continues the answer of `parent`, if any, with the last `rest` of the
     `messages`, which are in the chat template's form. `history` and `digest` are the request's. `begun` is the count at
-    which it was located.
+    which the call was located.
     """
 
     call: Call
@@ -76,8 +76,8 @@ class Located:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """The place of a call. The model continues `context` int32 [P], all tokens of the `conversation`; `delta` int32 [D]
-    are the tokens after the parent's segment, or all tokens in a new segment."""
+    """A call's placement. The model continues `context` int32 [P], all tokens of the `conversation`; `delta` int32 [D]
+    holds the tokens after the parent's segment, or all tokens in a new segment."""
 
     located: Located
     conversation: Conversation

@@ -1,9 +1,9 @@
-"""Recorded calls as segments of a sample in the buffer. Pure.
+"""Stores recorded calls as segments of a sample in the buffer. Pure.
 
-Until a sample is finished, its segments are its calls in the order in which they were answered. The prompt of such a
-segment holds only the tokens that the call added to its parent's. The array `call` holds the other facts. The prompt is
-never empty, since a part without a prompt continues the part before it: for a call that adds no tokens, it holds one
-token that is not counted.
+Until a sample is finished, each segment holds one call, in the order of the answers. Its prompt holds only the tokens
+that the call added to its parent's, and the array `call` holds the other facts. The prompt is never empty, since a part
+without a prompt continues the part before it: if the call adds no tokens, the prompt holds one token that is not
+counted.
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ from rollq.buffer.values.rollouts import FinishReason, Int32Array, Segment
 from rollq.workers.engines.protocol import Completion
 
 CALL = "call"
-"""The name of the array with the facts of a call, as JSON in bytes."""
+"""The name of the array with the facts about a call, as JSON in bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedCall:
-    """One answered call: its `number` in the session, the `digest` of its request, the tokens `delta` int32 [D] that it
+    """One answered call: its `number` in the session, its request's `digest`, the tokens `delta` int32 [D] that it
     added, and the model's answer."""
 
     number: int

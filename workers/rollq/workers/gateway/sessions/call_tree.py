@@ -1,8 +1,8 @@
-"""The segments that the calls of a session extend. Pure.
+"""The segments that a session's calls extend. Pure.
 
-The first call that continues an answer extends its segment. A further call opens a new segment, whose prompt holds the
-shared tokens: every token gets credit once. If the chat template or the client rewrites the history, a new segment
-begins too.
+The first call that continues an answer extends the answer's segment. A further call opens a new segment, whose prompt
+holds the shared tokens, so every token gets credit once. A new segment also begins if the chat template or the client
+rewrites the history.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from rollq.workers.gateway.sessions.answered_calls import AnsweredCalls
 from rollq.workers.gateway.sessions.call_nodes import Located, Node, Placement, Stretch
 
 MOST_BYTES: Final = 128
-"""The most bytes of a token. A request with more bytes than this per allowed token is refused without tokenisation."""
+"""The most bytes in a token. A request with more bytes than this per allowed token is refused without tokenisation."""
 THREAD_BYTES: Final = 8000
-"""A larger request is rendered and tokenised in a thread, since a template that rewrites the history makes all of it be
-tokenised again."""
+"""Larger requests, in bytes, are rendered and tokenised in a thread, since all of a history that the template rewrites
+is tokenised again."""
 
 
 class CallTree:
-    """The calls of a session as a tree. `answered` has the calls with an answer."""
+    """A session's calls as a tree. `answered` has the calls with an answer."""
 
     def __init__(self, rollout: Rollout) -> None:
         """`most_prompt_tokens` is the length of the longest history that leaves room for a token."""
@@ -37,9 +37,10 @@ class CallTree:
         self._threads = 0
 
     async def place(self, located: Located) -> Placement:
-        """Render and tokenise a call, and find its place. The caller must then call `add` or `give_up`.
+        """Render and tokenise a call, and return its placement. The caller must then call `add` or `give_up`.
 
-        Raises `CallRefused` for a call that is too long, and for messages or options that are not the chat template's.
+        Raises `CallRefused` for a call that is too long, and for messages or options that the chat template does not
+        allow.
         """
         self._check_template_options(located.call)
         most, size = self.most_prompt_tokens + 1, located.size
@@ -66,7 +67,7 @@ class CallTree:
                 )
 
     def _placed(self, located: Located, conversation: Conversation, *, extends_parent: bool) -> Placement:
-        """The place of a rendered call, which is now running."""
+        """Note that a rendered call is running, and return its placement."""
         parent = located.parent
         is_first = extends_parent and parent is not None and self._is_free(parent)
         if extends_parent and not is_first:
@@ -100,7 +101,7 @@ class CallTree:
         number: int,
         stop_text: str | None,
     ) -> None:
-        """Add the answer to a placed call; `conversation` ends with it."""
+        """Add the answer to a placed call; `conversation` ends with this answer."""
         self.give_up(placement)
         located = placement.located
         if placement.conversation.segment is None or located.parent is None:
@@ -131,8 +132,8 @@ class CallTree:
         self._tips[node.thread] = node
 
     def _continued(self, located: Located) -> tuple[Conversation, bool]:
-        """The conversation that the model continues, and whether it extends the parent's tokens. Changes nothing, and
-        so may run in a thread."""
+        """The conversation that the model continues, and whether it extends the parent's tokens. Changes nothing, so it
+        may run in a thread."""
         call, parent = located.call, located.parent
         if not located.messages:
             return self._continued_text(call, parent)

@@ -1,4 +1,4 @@
-"""The finished sample of a session: the trained calls and the facts about them. Pure."""
+"""Makes a session's finished sample from its trained calls and the facts about them. Pure."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,11 +11,11 @@ from rollq.workers.gateway.sessions.request_digest import shown_content
 from rollq.workers.gateway.sessions.trained_segments import segment_numbers, trained_segments
 
 Chooser = Callable[[Mapping[str, Any]], bool]
-"""Decides whether a call is trained, by its facts (see `as_facts`) and its `messages`."""
+"""Returns whether to train a call, from its facts (see `as_facts`) and its `messages`."""
 
 
 def leave_out(nodes: Sequence[Node], seen: Collection[int], chosen: Chooser | None) -> None:
-    """Decide which calls are not trained, and why. `seen` are the numbers of calls whose answer reached a client."""
+    """Decide which calls are not trained, and why. `seen` holds the numbers of calls whose answer reached a client."""
     for node in nodes:
         if node.number not in seen and not node.children:
             node.left_out = "unseen"
@@ -64,7 +64,7 @@ def _last_trained(nodes: Sequence[Node]) -> Node | None:
 
 
 def as_facts(nodes: Iterable[Node], segments: dict[int, int]) -> list[dict[str, Any]]:
-    """The facts about each call: its number, its parent's number, its segment, and why it is left out."""
+    """The facts about each call: its number, its parent's number, its segment, and the reason why it is left out."""
     return [
         {
             "number": node.number,

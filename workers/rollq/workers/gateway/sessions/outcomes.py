@@ -1,4 +1,4 @@
-"""The outcome of a session, as its program reports it: a reward, a case for the judge, or a failure. Pure."""
+"""A session's outcome, as its program reports it: a reward, a case for the judge, or a failure. Pure."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -14,17 +14,17 @@ from rollq.workers.user_code.errors import shown
 
 MOST_EXTRA_BYTES: Final = 16_000
 LEVELS_AROUND: Final = 16
-"""Levels of JSON that a sample's frame may add around an `extra`."""
+"""How many JSON levels a sample's frame may add around an `extra`."""
 MOST: Final = float(np.finfo(np.float32).max)
-"""The largest reward: rewards of tokens are float32."""
+"""The largest reward: token rewards are float32."""
 KINDS: Final = tuple(kind.value for kind in FailureKind)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The end of a session. If `reward` is None, the task's judge decides. `turns` has a reward for each call, and
-    `extra` has facts about the episode. `truncated` says whether a limit ended the episode, and `failure` why the
-    sample fails.
+    `extra` has facts about the episode. `truncated` is true if a limit ended the episode, and `failure` is the reason
+    why the sample fails.
     """
 
     reward: float | None = None
@@ -61,7 +61,7 @@ def failed_outcome(body: Mapping[str, Any]) -> Outcome:
 
 
 def rewards_of_calls(turns: Sequence[float], numbers: Collection[int]) -> Mapping[int, float]:
-    """The rewards of calls by their numbers, from `turns` in their order. Raises `CallRefused` unless each has one."""
+    """Call number -> reward, from `turns` in the calls' order. Raises `CallRefused` unless each call has one reward."""
     if len(turns) != len(numbers):
         raise CallRefused(f"turns has {len(turns)} numbers for {len(numbers)} answered calls")
     return dict(zip(sorted(numbers), turns, strict=True))

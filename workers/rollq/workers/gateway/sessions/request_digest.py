@@ -1,8 +1,8 @@
 """The normal form of calls: equivalent requests have the same digest. Pure.
 
-Clients write the same history differently from call to call: they change ids, reorder keys of arguments, or leave out
+Clients write the same history differently from call to call: they change ids, reorder argument keys, or leave out
 thoughts. The normal form ignores these differences. It represents a recorded answer by its number, even if the client
-repeats it differently.
+repeats the answer differently.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ def after_answer(history: bytes, number: int) -> bytes:
 
 
 def after_text(text: str | None, ids: Sequence[int] | None) -> bytes:
-    """The digest of the history of a completion."""
+    """The digest of a completion's history."""
     return digest_of(OPENING, b"text", orjson.dumps([text, ids]))
 
 
@@ -57,9 +57,9 @@ def request_digest(history: bytes, call: Call) -> bytes:
 
 
 def repeats_turn(message: Message, turn: Turn, stop_text: str | None) -> bool:
-    """Whether a client's assistant message is this turn of the model, as sent to the client.
+    """Whether a client's assistant message repeats this turn of the model, as sent to the client.
 
-    Thoughts may be missing, the stop text may follow, and arguments of calls are compared as JSON.
+    Thoughts may be missing, the stop text may follow, and call arguments are compared as JSON.
     """
     thoughts = message.get("reasoning_content")
     if thoughts and thoughts.strip() != (turn.reasoning or "").strip():
@@ -72,8 +72,8 @@ def repeats_turn(message: Message, turn: Turn, stop_text: str | None) -> bool:
 
 
 def shown_content(turn: Turn, stop_text: str | None) -> str:
-    """The text of a turn for a client, up to the stop text; the model's whole text if a call cannot be parsed. If the
-    turn has calls, white space around the text is stripped."""
+    """A turn's text for a client, up to the stop text; the model's whole text if a call cannot be parsed. If the turn
+    has calls, the text has no white space around it."""
     content = turn.text if len(turn.well_formed) < len(turn.calls) else turn.content
     if stop_text is not None:
         content = content.partition(stop_text)[0]
@@ -81,12 +81,12 @@ def shown_content(turn: Turn, stop_text: str | None) -> str:
 
 
 def shown_calls(turn: Turn) -> Sequence[ToolCall]:
-    """The tool calls of a turn for a client; empty if a call cannot be parsed."""
+    """A turn's tool calls for a client; empty if a call cannot be parsed."""
     return () if len(turn.well_formed) < len(turn.calls) else turn.well_formed
 
 
 def canonical_arguments(raw: Any) -> str:
-    """Arguments of a call as JSON with sorted keys; unchanged if they are not JSON."""
+    """A call's arguments as JSON with sorted keys; unchanged if they are not JSON."""
     try:
         value = exact_json.loads(raw) if isinstance(raw, str) else raw
         return exact_json.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
@@ -101,8 +101,7 @@ def _repeats_call(given: Mapping[str, Any], made: ToolCall) -> bool:
 
 
 def _as_javascript(raw: str) -> str:
-    """The canonical form of arguments after a JavaScript client, in which all numbers are doubles, has read and written
-    them."""
+    """The canonical form of arguments that a JavaScript client, where all numbers are doubles, has read and written."""
     value = json.loads(raw, parse_int=_double, parse_float=_double)
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 

@@ -1,7 +1,6 @@
 """One session: the calls of one harness for one sample, from the first request to the reward.
 
-Invariant: a request that repeats an earlier request, because its client lost the answer, gets that answer without new
-sampling.
+Invariant: if a client loses an answer and repeats its request, it gets that answer without new sampling.
 """
 
 import asyncio
@@ -23,16 +22,16 @@ from rollq.workers.gateway.sessions.trained_segments import token_rewards
 from rollq.workers.judging.token_rewards import with_token_rewards
 
 SETTLE_S: Final = 5.0
-"""How long to wait for running calls when a session closes."""
+"""How many seconds to wait for running calls when a session closes."""
 
 
 class Session:
-    """The calls of one harness. All methods run on the event loop."""
+    """One harness's calls. All methods run on the event loop."""
 
     def __init__(
         self, rollout: Rollout, chat_format: ChatFormat, limits: SessionLimits, chosen: Chooser | None = None
     ) -> None:
-        """`chosen` decides which calls are trained; by default all. Raises `CorruptFrame`, as `Answering` does.
+        """`chosen` decides which calls are trained; by default, all are. Raises `CorruptFrame`, as `Answering` does.
 
         `refused_outcomes` counts rewards and failures from callers without the right to set them.
         """
@@ -59,15 +58,16 @@ class Session:
         return True
 
     def ended(self, made: Sample, *, out_of_time: bool) -> Sample:
-        """The sample `made`, a failed one if the program reported a failure; its finish reason is `length` if it ran
-        `out_of_time`."""
+        """The sample `made`, or a failed sample if the program reported a failure. The finish reason is `length` if the
+        sample ran `out_of_time`."""
         if self.outcome.failure is not None:
             kind, reason = self.outcome.failure
             return replace(failed(reason, kind), extra=made.extra)
         return replace(made, finish_reason=FinishReason.LENGTH) if out_of_time and made.segments else made
 
     async def settle(self) -> None:
-        """Wait a while for running calls, then stop them. Does neither if the group is stopped or the engine died."""
+        """Wait up to `SETTLE_S` for running calls, then stop them. Do neither if the group is stopped or the engine
+        died."""
         self.closed.set()
         if self.answering.failure is not None or self._rollout.is_stopped():
             return
@@ -89,7 +89,7 @@ class Session:
         return self.answering.so_far() if self._rollout.is_stopped() else None
 
     def sample(self, *, extra: Mapping[str, Any]) -> Sample:
-        """The finished sample: the segments of all calls that are trained."""
+        """The finished sample, with the segments of all trained calls."""
         answering, nodes = self.answering, self.tree.answered.nodes
         leave_out(nodes, self._seen(), self._chosen)
         counts = {
@@ -111,5 +111,5 @@ class Session:
         return replace(made, reward=reward, reward_parts=parts, tools=tuple(answering.tools))
 
     def _seen(self) -> set[int]:
-        """The numbers of the calls whose answer a client has."""
+        """The numbers of calls whose answer a client has."""
         return {asked.task.result().number for asked in self.calls if asked.is_seen}

@@ -1,4 +1,4 @@
-"""The segments of the calls of a session that are trained. Pure."""
+"""The trained segments of a session's calls. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,13 +10,13 @@ from rollq.workers.gateway.sessions.call_nodes import Node
 
 
 def trained_segments(nodes: Sequence[Node]) -> tuple[Segment, ...]:
-    """The segments of all answers to train, thread by thread. A left-out answer that other calls continue is outside
+    """The segments of all answers to train, thread by thread. Left-out answers that other calls continue are outside
     the loss."""
     return tuple(segment for thread in _trained_threads(nodes) for segment in _trained(thread))
 
 
 def segment_numbers(nodes: Sequence[Node]) -> dict[int, int]:
-    """Number of each trained call -> index in `trained_segments` of the segment with its tokens."""
+    """The number of each trained call -> the index in `trained_segments` of the segment with the call's tokens."""
     numbers: dict[int, int] = {}
     before = 0
     for thread in _trained_threads(nodes):
@@ -30,8 +30,8 @@ def segment_numbers(nodes: Sequence[Node]) -> dict[int, int]:
 
 
 def token_rewards(nodes: Sequence[Node], rewards: Mapping[int, float]) -> Float32Array:
-    """The rewards of the response tokens of `trained_segments`, float32 [R]. The last token of each trained answer gets
-    its call's reward.
+    """The rewards float32 [R] of the response tokens in `trained_segments`. Each trained answer's last token gets its
+    call's reward.
     """
     parts = [np.zeros(0, np.float32)]
     for thread in _trained_threads(nodes):
@@ -46,7 +46,7 @@ def token_rewards(nodes: Sequence[Node], rewards: Mapping[int, float]) -> Float3
 
 
 def _trained_threads(nodes: Sequence[Node]) -> Iterator[list[Node]]:
-    """The calls of each thread up to the last trained call."""
+    """Each thread's calls up to the last trained call."""
     for thread in sorted({node.thread for node in nodes}):
         trained = [node for node in nodes if node.thread == thread]
         while trained and trained[-1].left_out is not None:
@@ -56,18 +56,18 @@ def _trained_threads(nodes: Sequence[Node]) -> Iterator[list[Node]]:
 
 
 def _trained_places(nodes: Sequence[Node]) -> list[int]:
-    """The places of the segments of a thread that have a trained token."""
+    """The indices of a thread's segments that have a trained token."""
     return sorted({node.end.closed for node in nodes if node.left_out is None and node.tokens})
 
 
 def _trained(nodes: Sequence[Node]) -> list[Segment]:
-    """The segments of a thread that have a trained token. Tokens of answers that are left out are outside the loss."""
+    """A thread's segments that have a trained token. Left-out answers' tokens are outside the loss."""
     segments = nodes[-1].conversation.segments
     return [_masked(segments[place], place, nodes) for place in _trained_places(nodes)]
 
 
 def _masked(segment: Segment, place: int, nodes: Iterable[Node]) -> Segment:
-    """Segment number `place` of a thread, without the tokens of answers that are left out."""
+    """Segment number `place` of a thread, with the tokens of left-out answers masked."""
     mask = None
     for node in nodes:
         if node.left_out is None or not node.tokens or node.end.closed != place:
