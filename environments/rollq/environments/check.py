@@ -1,4 +1,4 @@
-"""Checks an environment without a model: its rows, then its graders or episodes by the kind's check."""
+"""Checks an environment without a model: first its rows, then, with the kind's check, its graders or episodes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -61,7 +61,7 @@ def _form(rows: list[dict[str, object]]) -> Iterator[Finding]:
 
 
 def _repeats(rows: list[dict[str, object]], test: list[dict[str, object]]) -> Iterator[Finding]:
-    """Rows that repeat other rows, and rows that the other split contains."""
+    """Rows that repeat other rows, and rows that the other split also contains."""
     digests = [digest_of(row) for row in rows]
     different = len(set(digests))
     if different < len(rows):
@@ -75,7 +75,7 @@ def _repeats(rows: list[dict[str, object]], test: list[dict[str, object]]) -> It
 
 
 def _test_rows(environment: Environment, rows: int) -> list[dict[str, object]]:
-    """The rows of the other split; empty if there is none."""
+    """The other split's rows; empty without another split."""
     if environment.split == OTHER_SPLIT:
         return []
     other = replace(environment, split=OTHER_SPLIT)

@@ -8,15 +8,15 @@ from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import Prompt
 
 ENV: Final = "env"
-"""The column of a row with the data to reopen its episode. Workers find it in the prompt's metadata."""
+"""A row's column with the data for reopening its episode. Workers find the data in the prompt's metadata."""
 OPENING: Final = "opening"
-"""The first observation in this column, as text."""
+"""The key, in this column, of the first observation as text."""
 SEED: Final = "seed"
 SHOWN: Final = 200
 
 
 def row_seed(seed: int, split: str, row: int) -> int:
-    """The seed of one row: 31 bits, which every package accepts. It depends on the seed and the split."""
+    """One row's seed: 31 bits, which every package accepts. It depends on `seed`, `split` and `row`."""
     return int.from_bytes(blake2b(f"{seed}/{split}/{row}".encode(), digest_size=4).digest()) >> 1
 
 
@@ -38,7 +38,7 @@ def check_opening(place: Mapping[str, Any], opened: str) -> None:
 
 
 def _shown(text: str, other: str) -> str:
-    """The part of a text from shortly before the first difference from another text."""
+    """The part of a text that starts shortly before its first difference from another text."""
     same = next((at for at, (mine, its) in enumerate(zip(text, other, strict=False)) if mine != its), None)
     start = 0 if same is None or same < SHOWN // 2 else same - SHOWN // 4
     return ("..." if start else "") + repr(text[start : start + SHOWN])

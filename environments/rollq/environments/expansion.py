@@ -1,4 +1,4 @@
-"""Expands `env = "kind:name"` into ordinary keys of a task or an evaluation, and names the files of its rows.
+"""Expands `env = "kind:name"` into ordinary keys of a task or an evaluation, and names the environment's row files.
 
 Keys that the user sets take precedence. This module neither imports an environment's package nor makes rows.
 """
@@ -15,7 +15,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.environments.kinds import Kind, Source, kind_named, split_env
 
 FOLDER: Final = "environments"
-"""The folder beside `rollq.toml` with the files of rows."""
+"""The folder beside `rollq.toml` with the row files."""
 TASK_ROWS: Final = 5_000
 EVALUATION_ROWS: Final = 200
 """How many rows of an unlimited environment to make, unless `env_options.rows` is set."""
@@ -26,8 +26,8 @@ MERGED: Final = {"agent_loop": "agent_options", "judge": "judge_options"}
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One `env` of a settings file. `left_out` are evaluations of the same environment; their rows are excluded.
-    `folder` is the base of its relative paths, the folder of `rollq.toml`."""
+    """One `env` in a settings file. `left_out` holds evaluations of the same environment, whose rows are excluded.
+    `folder`, with `rollq.toml`, is the base of relative paths."""
 
     env: str
     options: Mapping[str, Any]
@@ -38,16 +38,16 @@ class Environment:
 
     @property
     def kind(self) -> Kind:
-        """Its kind. Raises `ConfigError`."""
+        """The environment's kind. Raises `ConfigError`."""
         return kind_named(split_env(self.env)[0])
 
     def open(self) -> Source:
-        """The source of its rows. Raises `ConfigError`."""
+        """The source of the environment's rows. Raises `ConfigError`."""
         return self.kind.open(split_env(self.env)[1], self.options, self.split, self.folder)
 
     @property
     def makes_rows(self) -> bool:
-        """Whether it makes rows. Otherwise the user supplies the prompts."""
+        """Whether the environment makes rows. If not, the user supplies the prompts."""
         return bool(getattr(self.open(), "makes_rows", True))
 
     def identity(self) -> str:
@@ -55,13 +55,14 @@ class Environment:
         return f"{self.env} ({', '.join(f'{name} {value}' for name, value in self.open().identity().items())})"
 
     def installed_identity(self) -> str:
-        """`identity`, for roles that make rows or judge them. Raises `ConfigError` without its package."""
+        """`identity`, for roles that make rows or judge them. Raises `ConfigError` without the environment's
+        package."""
         if not self.kind.installed():
             raise ConfigError(f'env = "{self.env}" needs a package: {self.kind.install()}')
         return self.identity()
 
     def file(self) -> Path:
-        """The file of its rows, relative to the folder of `rollq.toml`."""
+        """The environment's row file, relative to the folder of `rollq.toml`."""
         facts = [self.identity(), self.rows, *(str(other.file()) for other in self.left_out)]
         digest = hashlib.sha256(exact_json.dumps(facts)).hexdigest()[:12]
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", split_env(self.env)[1]).strip("-")[:60]
@@ -72,8 +73,8 @@ class Environment:
 class Expanded:
     """The content of `rollq.toml`, flat tables, with the keys that each `env` sets.
 
-    `environments` are listed by table, `tasks` or `evaluations`, and name. `problems` has a line for each `env` that
-    cannot be expanded.
+    `environments` maps a table, `tasks` or `evaluations`, and a name to each environment. `problems` has a line for
+    each `env` that cannot be expanded.
     """
 
     data: dict[str, Any]
@@ -96,8 +97,8 @@ def expanded(data: Mapping[str, Any], folder: Path) -> Expanded:
 
 
 def _environments_of(data: Mapping[str, Any], folder: Path, problems: list[str]) -> dict[tuple[str, str], Environment]:
-    """The environments of evaluations and tasks, by table and name, in flat tables. Adds the problems of invalid ones
-    to `problems`."""
+    """The environments of evaluations and tasks, by table and name, from flat tables. Adds invalid environments'
+    problems to `problems`."""
     known: dict[tuple[str, str], Environment] = {}
     evaluated: list[Environment] = []
     for root, name, table in _tables(data):
@@ -117,7 +118,7 @@ def _environments_of(data: Mapping[str, Any], folder: Path, problems: list[str])
 def _sharing(
     evaluated: Iterable[Environment], environment: Environment, root: str, table: Mapping[str, Any]
 ) -> Environment:
-    """The environment, without the rows of evaluations unless it shares them. Raises `ConfigError`."""
+    """The environment, without evaluations' rows unless it shares them. Raises `ConfigError`."""
     _check_rows_are_used(table, environment)
     if root == "evaluations" and table.get("env_shared"):
         raise ConfigError("env_shared: only for tasks; leave it out")
@@ -143,8 +144,7 @@ def _check_rows_are_used(table: Mapping[str, Any], environment: Environment) -> 
 
 
 def _without(evaluated: Iterable[Environment], environment: Environment) -> Environment:
-    """A task's environment without the rows of evaluations. Raises `ConfigError` if an evaluation has the same
-    split."""
+    """A task's environment without evaluations' rows. Raises `ConfigError` if an evaluation has the same split."""
     same = tuple(other for other in evaluated if other.env == environment.env)
     if any(other.split == environment.split for other in same):
         raise ConfigError(
@@ -207,7 +207,7 @@ def _expanded(place: str, table: Any, environment: Environment | None, problems:
 
 
 def _with_own(given: dict[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of the environment, and the user's."""
+    """The environment's keys and the user's."""
     for key, options in MERGED.items():
         if table.get(key, given.get(key)) != given.get(key):  # they belong to another judge or loop
             given.pop(options, None)
@@ -222,7 +222,7 @@ def _merged(given: Any, own: Any) -> Any:
 
 
 def _other_loop(table: Mapping[str, Any], given: Mapping[str, Any], environment: Environment) -> str:
-    """Why the user's agent loop does not fit an environment; empty if it fits, like a custom loop for rows."""
+    """Why the user's agent loop does not fit an environment; empty if it fits, as a custom loop for rows does."""
     own, loop = table.get("agent_loop"), given.get("agent_loop")
     if own is None or loop in (None, own) or (environment.makes_rows and "." in str(own)):
         return ""

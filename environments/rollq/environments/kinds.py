@@ -1,4 +1,4 @@
-"""The kinds of environments, and the interface of each: `env = "kind:name"` is opened as a source of rows.
+"""The kinds of environments and their interface: `env = "kind:name"` is opened as a source of rows.
 
 A kind imports no heavy package, since it is opened whenever `rollq.toml` is read. Its rows and graders may import one.
 """
@@ -15,7 +15,7 @@ from rollq.buffer.common.suggestions import did_you_mean
 from rollq.buffer.errors import ConfigError
 
 GROUP: Final = "rollq.environments"
-"""The group of entry points by which other packages add kinds."""
+"""The entry point group with which other packages add kinds."""
 BUILT_IN: Final[Mapping[str, str]] = {
     "harbor": "rollq.environments.harbor.kind.Harbor",
     "mcp": "rollq.environments.mcp.kind.Mcp",
@@ -45,38 +45,38 @@ class Finding:
 
 
 class Source(Protocol):
-    """The rows of one environment, and how they are sampled and judged."""
+    """One environment's rows, and how to sample and judge them."""
 
     def identity(self) -> dict[str, str]:
-        """Everything the rows depend on: the package, its version from its metadata, the options and the split."""
+        """All that the rows depend on: the package, the version in its metadata, the options and the split."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows in order, as JSON: `prompt` or `messages`, `answer` if there is one, and `env`, with which the
-        bridge opens the row again. They are the same in every process and on every machine."""
+        bridge reopens the row. Rows are the same in every process and on every machine."""
 
     def settings(self) -> dict[str, Any]:
         """The keys of a task that this environment sets, by field: `judge`, `agent_loop`, `agent_options`, ..."""
 
     def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-        """The faults of these rows, of their grader and of their episodes, found without a model."""
+        """Faults, found without a model, in these rows, their grader and their episodes."""
 
 
 class Kind(Protocol):
     """A kind of environments, named before the colon of `env`."""
 
     def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> Source:
-        """The environment of this name. Relative paths in its name and options start at `folder`, on which its
-        identity does not depend. Raises `ConfigError` for a name, an option or a split that does not exist."""
+        """The environment of this name. Relative paths in `name` and `options` start at `folder`, on which the
+        environment's identity does not depend. Raises `ConfigError` for a name, an option or a split that does not
+        exist."""
 
     def installed(self) -> str:
-        """The version of the package that it needs; empty if that is not installed. A kind without a package says
-        "built in"."""
+        """The required package's version; empty if it is not installed. A kind without a package returns "built in"."""
 
     def install(self) -> str:
-        """How to install what it needs."""
+        """How to install the kind's requirements."""
 
     def names(self) -> Iterable[str]:
-        """The names that it knows; empty if only the user knows them."""
+        """The names that the kind knows; empty if only the user knows them."""
 
 
 def path_in(folder: Path, written: str) -> Path:
@@ -109,7 +109,7 @@ def kind_named(name: str) -> Kind:
 
 
 def kind_names() -> list[str]:
-    """All kinds that are installed."""
+    """All installed kinds."""
     return sorted({*BUILT_IN, *(point.name for point in _entry_points())})
 
 

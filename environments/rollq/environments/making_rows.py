@@ -1,8 +1,8 @@
 """The process that makes the rows of one environment: JSON on the standard input names the environment, and each row is
 a line of output.
 
-If it fails, its last line on the standard error is the reason. Invariant: it ends with its parent, even if the parent
-is killed.
+If the process fails, its last line on the standard error is the reason. Invariant: the process ends with its parent,
+even if the parent is killed.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Reads `env_options` as the model of a kind, with the names of settings as the user wrote them in errors. Pure."""
+"""Reads `env_options` as a kind's model; errors name settings as the user wrote them. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar

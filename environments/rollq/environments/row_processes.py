@@ -22,14 +22,14 @@ class RowProcess:
     _said: list[str] = field(default_factory=list)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows as they arrive. A row that was cut off when the process died is left out."""
+        """The rows as they arrive. Omits a row that was cut off when the process died."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.endswith(b"\n"):
                 yield exact_json.loads(line)
 
     def error(self) -> str:
-        """Wait for its end. Returns the last line of its errors, or "" after success."""
+        """Wait for the process's end. Returns the last line of its errors, or "" after success."""
         if not self.process.wait():
             return ""
         self._reader.join(timeout=1)

@@ -1,4 +1,4 @@
-"""Writes the rows of an environment to a file: the same rows from every process, without repeats.
+"""Writes an environment's rows to a file: the same rows from every process, without repeats.
 
 A child process makes them, with a fixed hash seed, without torch, and without secrets in its environment. The file
 appears complete or not at all.
@@ -36,8 +36,8 @@ REPORT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The number of rows in a file, and of rows that were left out as repeats or as rows of an evaluation. `unstable`
-    counts the first rows that differ under another hash seed."""
+    """Numbers of rows: in a file, and left out as repeats or as an evaluation's rows. `unstable` counts the first rows
+    that differ under another hash seed."""
 
     rows: int
     repeated: int
@@ -53,7 +53,7 @@ class Written:
 
 
 def write_missing_rows(environment: Environment, folder: Path) -> Path:
-    """The file of an environment's rows below `folder`, written if it does not exist. Raises `ConfigError`."""
+    """An environment's row file below `folder`, written if it does not exist. Raises `ConfigError`."""
     path = folder / environment.file()
     if not path.exists():
         written = write_rows(environment, path, folder)
@@ -62,8 +62,8 @@ def write_missing_rows(environment: Environment, folder: Path) -> Path:
 
 
 def write_rows(environment: Environment, path: Path, folder: Path) -> Written:
-    """Write an environment's rows to `path`. The files of evaluations whose rows are left out are in `folder`, or
-    written there.
+    """Write an environment's rows to `path`. The row files of left-out evaluations are in `folder`, or are written
+    there.
 
     Raises `ConfigError`.
     """
@@ -91,8 +91,8 @@ def write_rows(environment: Environment, path: Path, folder: Path) -> Written:
 
 @dataclass(slots=True)
 class _Sieve:
-    """Lets each row through once, without the rows of evaluations, whose digests are `evaluated`. `first` are the first
-    rows that came."""
+    """Lets each row through once, except evaluations' rows, whose digests are `evaluated`. `first` holds the first rows
+    that came."""
 
     evaluated: Set[bytes]
     first: list[dict[str, Any]] = field(default_factory=list)
@@ -100,7 +100,7 @@ class _Sieve:
     left_out: int = 0
 
     def new(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The rows that come for the first time, until nothing but repeats has come for too long."""
+        """Yield rows that come for the first time, until only repeats have come for too long."""
         seen, since_new = set[bytes](), 0
         for row in rows:
             self._keep(row)
@@ -133,8 +133,8 @@ def first_row(environment: Environment) -> dict[str, Any]:
 def unstable_rows(
     environment: Environment, most: int, made: Sequence[Mapping[str, Any]] = (), limit: TimeLimit | None = None
 ) -> int:
-    """How many of the first rows differ under another hash seed. `made` are the first rows, if they are made already.
-    `limit` is the time limit for making them again."""
+    """How many of the first rows differ under another hash seed. `made` holds the first rows, if already made. `limit`
+    is the time limit for making them again."""
     first = made[:most]
     if not first:
         with closing(made_rows(environment)) as rows:
@@ -144,8 +144,8 @@ def unstable_rows(
 
 
 def digest_of(row: Mapping[str, Any]) -> bytes:
-    """The digest of a row: of its prompt and, if the prompt does not determine it, its episode. Rows with equal digests
-    are the same task."""
+    """A row's digest, over its prompt and, if the prompt does not determine the episode, over its episode. Rows with
+    equal digests are the same task."""
     episode = row["env"] if row.get("env", {}).keys() & {"opening", "task"} else None
     return hashlib.sha256(exact_json.dumps([row.get("messages", row.get("prompt")), episode])).digest()
 
@@ -154,7 +154,7 @@ def made_rows(
     environment: Environment, *, hash_seed: int = 0, limit: TimeLimit | None = None
 ) -> Generator[dict[str, Any], None, None]:
     """The rows that a child process makes within `limit`. Closing the iterator ends the process. Raises `ConfigError`
-    with its error."""
+    with the process's error."""
     asked = {
         "env": environment.env,
         "options": dict(environment.options),

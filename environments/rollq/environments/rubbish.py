@@ -1,4 +1,4 @@
-"""Answers that no grader should reward, and texts that reveal a grader that runs them as code. Pure."""
+"""Answers that no grader should reward, and texts that reveal a grader that runs text as code. Pure."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ RUBBISH: Final = (
 
 
 def canaries(file: Path) -> Iterator[str]:
-    """Texts that make `file` if they run as Python, in the forms that graders let through to `eval`."""
+    """Texts that create `file` when run as Python, in forms that graders pass to `eval`."""
     call = f"open({str(file)!r}, 'w')"
     quoted = f'open("{file}", "w")'
     yield from (call, quoted, f"[[{call}]]", f"[{quoted}]", f"({call}) + 1", f"1 if {call} else 0")

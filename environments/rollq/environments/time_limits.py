@@ -1,4 +1,4 @@
-"""A time limit on making an environment's rows, and reports of progress."""
+"""A time limit on making an environment's rows, and progress reports."""
 
 import subprocess
 import threading
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class TimeLimit:
-    """A limit in seconds. `is_over` says whether it has ended a process."""
+    """A limit in seconds. `is_over` says whether the limit has ended a process."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -15,7 +15,7 @@ class TimeLimit:
 
     @contextmanager
     def on(self, process: "subprocess.Popen[bytes]") -> Iterator[None]:
-        """Kill a process that runs longer than this block may take."""
+        """Kill a process that outlasts the time for this block."""
 
         def end() -> None:
             self.is_over = True

@@ -1,4 +1,4 @@
-"""Trials of episodes without a model, for checks: rows are opened twice, many at the same time, and closed."""
+"""Trials of episodes without a model, for checks: rows are opened twice, many at once, and closed."""
 
 import asyncio
 import time
@@ -33,7 +33,7 @@ class Trial:
 async def try_rows(
     make: Callable[[], Environment | TurnEnvironment], rows: Sequence[Mapping[str, Any]]
 ) -> list[Finding]:
-    """The faults of these rows' episodes. Each is opened twice, `AT_ONCE` at the same time."""
+    """Faults in these rows' episodes. Each episode is opened twice, `AT_ONCE` at the same time."""
     environments, slots = Environments(make, LIMITS), asyncio.Semaphore(AT_ONCE)
     tries = [_try(environments, slots, row) for row in rows for _ in range(2)]
     trials = await asyncio.gather(*tries)
@@ -41,7 +41,7 @@ async def try_rows(
 
 
 def prompt_of(row: Mapping[str, Any]) -> Prompt:
-    """The prompt of a row, as a worker gets it."""
+    """A row's prompt, in the form that a worker gets."""
     content = row["prompt"] if "prompt" in row else tuple(row["messages"])
     return Prompt(content, metadata={ENV: row[ENV]})
 

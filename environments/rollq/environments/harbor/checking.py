@@ -1,4 +1,4 @@
-"""Checks without a model that the tests of tasks reward the solution and nothing else."""
+"""Checks without a model that tasks' tests reward the solution and nothing else."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,8 @@ TIMEOUT_S: Final = 600.0
 
 
 def check(folder: Path, workdir: str, containers: bool, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield the faults. Raises `ConfigError` if tests cannot be enclosed, or their containers cannot be made."""
+    """Yield the faults. Raises `ConfigError` if tests cannot be enclosed, or if the tasks' containers cannot be
+    made."""
     tasks = [HarborTask(folder, row[ENV][TASK]) for row in rows]
     runners = make_runners(tasks, workdir, TIMEOUT_S, containers)
     yield from asyncio.run(_check(runners, tasks))

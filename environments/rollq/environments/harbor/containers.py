@@ -1,4 +1,4 @@
-"""Runs a task's script in the container of its image, with the files that a command left there."""
+"""Runs a task's script in a container of the task's image, with the files that a command left there."""
 
 import asyncio
 import shutil
@@ -26,7 +26,7 @@ class ContainerRunner:
     timeout_s: float
 
     async def make(self, task: HarborTask) -> HarnessFolder:
-        """The folder of a new container of the task. Raises `ContainerError`."""
+        """Start a new container for the task, and return the container's folder. Raises `ContainerError`."""
         folder = await asyncio.to_thread(HarnessFolder.make, None)
         try:
             await asyncio.to_thread(self._container(folder).start, task.image(), MOST_PROCESSES, self.timeout_s)
@@ -79,7 +79,8 @@ class ContainerRunner:
         variables: Mapping[str, str],
         limit_s: float,
     ) -> Ended:
-        """Copy a folder into the root folder, and run a script in it, with its output in the folder `own`."""
+        """Copy a folder into the root folder, and run a script from it, with the script's output in the folder
+        `own`."""
         await asyncio.to_thread(_place, container, own, source)
         command, environment = container.command(["bash", script], variables)
         return await run_until(command, own, environment, limit_s)

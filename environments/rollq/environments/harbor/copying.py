@@ -10,7 +10,7 @@ from typing import Final
 from rollq.workers.gateway.harnesses.links import is_below, target
 
 PROGRAMS: Final = "/usr"
-"""Links into this folder stay: virtual environments have such links, and it holds no work or answers."""
+"""Links into this folder stay: virtual environments have such links, and the folder holds no work or answers."""
 MOST_FOLDERS_DEEP: Final = 200
 MOST_ENTRIES: Final = 200_000
 MOST_BYTES: Final = 4_000_000_000

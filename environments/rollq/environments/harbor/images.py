@@ -1,4 +1,4 @@
-"""Images of tasks, built from their files or pulled, once."""
+"""Tasks' images, each built from the task's files or pulled, once."""
 
 from collections.abc import Iterable
 from pathlib import Path

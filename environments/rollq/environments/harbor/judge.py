@@ -1,4 +1,4 @@
-"""The judge of tasks in Harbor's layout: runs a task's tests in the workspace after its command."""
+"""The judge for tasks in Harbor's layout: runs a task's tests in the workspace after the agent's command."""
 
 import asyncio
 import os
@@ -65,7 +65,7 @@ class TestsJudge:
 
 
 def require_enclosure(env: str) -> None:
-    """Raise `ConfigError` if commands could read the tests, or change the files that they judge."""
+    """Raise `ConfigError` if commands could read the tests, or change files that the tests judge."""
     folder = HarnessFolder.make(None)
     try:
         found = problem(Enclosure(str(folder.root), places=((str(folder.workspace), "/app"),)))
@@ -92,7 +92,7 @@ def make_runners(tasks: Sequence[HarborTask], workdir: str, timeout_s: float, co
 
 
 def make_judge(settings: TestsOptions, context: JudgeContext) -> Judge:
-    """The judge of one folder of tasks. Raises `ConfigError`."""
+    """The judge for one folder of tasks. Raises `ConfigError`."""
     tasks = tasks_in(settings.folder, settings.split)
     judge = TestsJudge(tasks, make_runners(tasks, settings.workdir, context.timeout_s, settings.containers))
     return Judge("harbor", UserFunction.wrap(judge.judge, None, quick=False))

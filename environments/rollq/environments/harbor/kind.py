@@ -18,7 +18,7 @@ from rollq.workers.gateway.harnesses.enclosure import check_place
 IMAGE_OF: Final = "rollq.environments.harbor.images.image_of"
 JUDGE: Final = "rollq.environments.harbor.judge.JUDGE"
 WORKSPACE: Final = "workspace"
-"""The column with the folder that is copied for the command."""
+"""The column with the folder to copy for the command."""
 
 
 class HarborOptions(Settings):
@@ -57,7 +57,7 @@ class Harbor:
         return "built in"
 
     def install(self) -> str:
-        """How to install what it needs."""
+        """How to install the kind's requirements."""
         return "nothing to install: name a folder of tasks"
 
     def names(self) -> Iterable[str]:
@@ -76,7 +76,7 @@ class TaskFolder:
         return {"files": digest_of(self.tasks), "workdir": self.options.workdir, "split": self.split}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each task, by name. Raises `ConfigError`."""
+        """A row for each task, ordered by name. Raises `ConfigError`."""
         for task in self.tasks:
             yield {"prompt": task.instruction(), ENV: {"task": task.name}, WORKSPACE: f"{task.name}/{FILES}"}
 

@@ -13,7 +13,7 @@ from rollq.workers.user_code.real_numbers import finite
 TEXT: Final = "reward.txt"
 NAMES: Final = "reward.json"
 REWARD: Final = "reward"
-"""The name of the reward in `reward.json`. If it is present, the other entries are facts."""
+"""The reward's name in `reward.json`. If this name is present, the other entries are facts."""
 MOST_BYTES: Final = 65_536
 
 Rewards = Mapping[str, float]
@@ -50,7 +50,7 @@ def _named(text: bytes) -> Rewards:
 
 
 def _content(folder: Path, name: str) -> bytes | None:
-    """The content of a file; None if there is none. Raises `ValueError` for anything but a small file."""
+    """The content of a file; None without a file. Raises `ValueError` for anything but a small file."""
     try:
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:

@@ -1,4 +1,4 @@
-"""Runs a script of a task in a workspace: enclosed, with a time limit, and with its files at Harbor's paths."""
+"""Runs a task's script in a workspace: enclosed, with a time limit, and with the files at Harbor's paths."""
 
 import asyncio
 import shutil
@@ -20,9 +20,9 @@ from rollq.workers.judging.rewards import SCORE
 
 LOGS: Final = "/logs"
 VERIFIER: Final = "verifier"
-"""The folder in this one for the tests' reward."""
+"""The folder in `LOGS` for the tests' reward."""
 FILE_BYTES: Final = 256_000_000
-"""The limit of a file and of temporary folders, in bytes."""
+"""The size limit for a file and for temporary folders, in bytes."""
 SHOWN: Final = 500
 TIMED_OUT: Final = "tests_timed_out"
 """The fact that a sample's reward is 0 because its tests took too long."""
@@ -30,7 +30,7 @@ TIMED_OUT: Final = "tests_timed_out"
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A script that has ended: its exit code, or None if its time was up, and the end of its output."""
+    """A script that has ended: its exit code, or None after a timeout, and the end of its output."""
 
     code: int | None
     output: str
@@ -51,7 +51,7 @@ def rewards_of(ended: Ended, folder: Path) -> Rewards:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runs tests and solutions of tasks with their workspace at the path `place`. `timeout_s` is for tasks without a
+    """Runs tasks' tests and solutions with the workspace at the path `place`. `timeout_s` is for tasks without a
     limit."""
 
     place: str
@@ -104,7 +104,7 @@ class Runner:
         variables: Mapping[str, str],
         limit_s: float,
     ) -> Ended:
-        """Run a script with copies of folders below /, beside `shown` folders, which are not copied."""
+        """Run a script with `copied` folders below /, beside `shown` folders, which are not copied."""
         places = {self.place: folder.workspace, **shown}
         for name, source in copied.items():
             copy = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder.root))

@@ -17,7 +17,7 @@ from rollq.buffer.settings_errors import explanation
 INSTRUCTION: Final = "instruction.md"
 SETTINGS: Final = "task.toml"
 FILES: Final = "environment"
-"""The folder with the files that the command finds."""
+"""The folder with the files for the command."""
 TESTS: Final = "tests"
 TEST: Final = "test.sh"
 SOLUTION: Final = "solution"
@@ -25,15 +25,15 @@ SOLVE: Final = "solve.sh"
 DOCKERFILE: Final = "Dockerfile"
 COMPOSE: Final = ("docker-compose.yaml", "docker-compose.yml")
 BUILT: Final = "rollq-harbor"
-"""The name of images that rollq builds. Their tag is the digest of their files."""
+"""The name of images that rollq builds. An image's tag is the digest of its files."""
 NEEDED: Final = (INSTRUCTION, SETTINGS, FILES, f"{TESTS}/{TEST}")
 TRAIN: Final = "train"
-"""The split of a folder of tasks without folders for splits."""
+"""The split of a task folder without split folders."""
 _HOST_VARIABLE: Final = re.compile(r"\$\{")
 
 
 class Step(BaseModel):
-    """A table of `task.toml` about one command."""
+    """A table in `task.toml` about one command."""
 
     timeout_sec: float | None = Field(default=None, gt=0)
     env: dict[str, str] = Field(default_factory=dict)
@@ -57,14 +57,14 @@ class TaskSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class HarborTask:
-    """The task in `folder` / `name`; `name` may begin with the folder of a split."""
+    """The task in `folder` / `name`; `name` may begin with a split's folder."""
 
     folder: Path
     name: str
 
     @property
     def path(self) -> Path:
-        """Its folder."""
+        """The task's folder."""
         return self.folder / self.name
 
     def instruction(self) -> str:
@@ -78,7 +78,7 @@ class HarborTask:
         return text
 
     def settings(self) -> TaskSettings:
-        """Its `task.toml`. Raises `ConfigError`."""
+        """The task's `task.toml`. Raises `ConfigError`."""
         path = self.path / SETTINGS
         try:
             given = TaskSettings(**tomllib.loads(path.read_text()))
@@ -98,24 +98,25 @@ class HarborTask:
         return given
 
     def image(self) -> str:
-        """Its image, built from its files if there is a `Dockerfile`; empty without an image. Raises `ConfigError`."""
+        """The task's image, built from its files if there is a `Dockerfile`; empty without an image. Raises
+        `ConfigError`."""
         if named := self.settings().environment.docker_image:
             return named
         return f"{BUILT}:{files_digest(self)}" if self.has_image() else ""
 
     def has_image(self) -> bool:
-        """Whether it runs in an image. Raises `ConfigError`."""
+        """Whether the task runs in an image. Raises `ConfigError`."""
         return (self.path / FILES / DOCKERFILE).exists() or bool(self.settings().environment.docker_image)
 
     def compose(self) -> str:
-        """The file that defines several containers; empty if there is none."""
+        """The file that defines several containers; empty without such a file."""
         return next((f"{FILES}/{name}" for name in COMPOSE if (self.path / FILES / name).exists()), "")
 
 
 def tasks_in(folder: Path, split: str) -> tuple[HarborTask, ...]:
-    """The tasks of a split, by name: in the folder with the split's name or, for "train", in `folder` itself.
+    """A split's tasks, by name: in the folder with the split's name or, for "train", in `folder` itself.
 
-    Raises `ConfigError` for a folder that does not exist, is empty, or has an incomplete task.
+    Raises `ConfigError` for a folder that is missing, is empty, or has an incomplete task.
     """
     place = _place_of(folder, split)
     prefix = "" if place == folder else f"{split}/"
@@ -129,7 +130,7 @@ def tasks_in(folder: Path, split: str) -> tuple[HarborTask, ...]:
 
 
 def _place_of(folder: Path, split: str) -> Path:
-    """The folder with the tasks of a split."""
+    """The folder with a split's tasks."""
     if not folder.is_dir():
         raise ConfigError(f'"harbor:{folder}": {folder} is not a folder')
     place = folder / split
@@ -144,7 +145,7 @@ def _place_of(folder: Path, split: str) -> Path:
 
 
 def digest_of(tasks: tuple[HarborTask, ...]) -> str:
-    """The digest of all files of tasks, by their names. Raises `ConfigError`."""
+    """The digest of all tasks' files and file names. Raises `ConfigError`."""
     return _digest_of(tuple(seen for task in tasks for seen in _seen(task)))
 
 
@@ -173,7 +174,7 @@ def _folders_in(place: Path) -> list[str]:
 
 
 def _is_split(task: HarborTask) -> bool:
-    """Whether this is the folder of a split, not of a task."""
+    """Whether this is a split's folder, not a task's."""
     return not _is_task(task.path) and any(_is_task(each) for each in task.path.iterdir() if each.is_dir())
 
 
@@ -187,7 +188,7 @@ def _check_complete(task: HarborTask) -> None:
 
 
 def _seen(task: HarborTask) -> list[tuple[str, str, int, int, int]]:
-    """Files with the attributes that reveal changes: path, name, mode, size and time. Includes targets of links, and
+    """Files with the attributes that reveal changes: path, name, mode, size and time. Includes links' targets, and
     folders within the folder of all tasks."""
     found = []
     root, walked = os.path.realpath(task.folder), {os.path.realpath(task.path)}

@@ -24,7 +24,7 @@ LOOK_S: Final = 0.05
 
 
 def check_server(name: str, settings: ToolSettings) -> Iterator[Finding]:
-    """The faults of a server, and its tools."""
+    """A server's faults, and its tools."""
     processes, sockets = _children(), _sockets()
     try:
         server = McpServer(name, settings)
@@ -43,7 +43,7 @@ def check_server(name: str, settings: ToolSettings) -> Iterator[Finding]:
 
 
 def _finding(problems: Sequence[BaseException], took_s: float) -> Finding:
-    """How the sessions opened."""
+    """A finding about how the sessions opened."""
     if not problems:
         return Finding(Level.NOTE, f"{AT_ONCE} sessions opened in {took_s:.1f} s")
     reason = str(problems[0]) or f"they took longer than {LONGEST_S:g} s"
@@ -51,7 +51,7 @@ def _finding(problems: Sequence[BaseException], took_s: float) -> Finding:
 
 
 async def _sessions(server: McpServer) -> list[Finding]:
-    """Open sessions at once and close them. Each lists the tools again."""
+    """Open several sessions at once and close them. Each session lists the tools again."""
     started_s = monotonic()
     opening = [asyncio.ensure_future(server.open()) for _ in range(AT_ONCE)]
     await asyncio.wait(opening, timeout=LONGEST_S)

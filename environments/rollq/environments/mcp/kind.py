@@ -18,13 +18,13 @@ TABLE: Final = "server"
 
 @dataclass(frozen=True, slots=True)
 class McpSource:
-    """One server, whose tools a task gets. It has no rows."""
+    """One server, whose tools a task gets. A server has no rows."""
 
     makes_rows: ClassVar[bool] = False
     settings_of_tools: ToolSettings
 
     def identity(self) -> dict[str, str]:
-        """The server, and a digest of its tools. Asks the server; raises `ConfigError` if it does not answer."""
+        """The server and a digest of its tools. Asks the server; raises `ConfigError` if the server does not answer."""
         listed = McpServer(TABLE, self.settings_of_tools).listed
         return {
             "package": "mcp",
@@ -39,12 +39,12 @@ class McpSource:
         return iter(())
 
     def settings(self) -> dict[str, Any]:
-        """The loop `tools` with the tools of the server."""
+        """The loop `tools` with the server's tools."""
         given = self.settings_of_tools.model_dump(mode="json", exclude_unset=True)
         return {"agent_loop": "tools", "agent_options": {"tools": {TABLE: given}}}
 
     def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-        """The faults of the server; rows are the user's."""
+        """The server's faults; the user supplies rows."""
         return check_server(TABLE, self.settings_of_tools)
 
 

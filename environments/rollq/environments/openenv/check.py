@@ -21,7 +21,7 @@ PLACES_S: Final = 30.0
 
 
 def check(url: str, options: OpenEnvOptions, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """The faults of a server, and of the episodes of these rows."""
+    """Faults in a server, and in these rows' episodes."""
     with asyncio.Runner() as runner:
         try:
             yield from runner.run(_schemas(url, options))
@@ -59,7 +59,7 @@ async def _invalid_action(url: str, options: OpenEnvOptions, rows: Sequence[Mapp
 
 
 async def _places(url: str, options: OpenEnvOptions, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Whether the server has released the places of all earlier episodes."""
+    """Whether the server has released all earlier episodes' places."""
     episode = episode_of(url, options)
     try:
         async with asyncio.timeout(PLACES_S):

@@ -1,8 +1,7 @@
-"""Episodes of an OpenEnv server as environments of rollq's loop.
+"""An OpenEnv server's episodes as environments for rollq's loop.
 
-Invariant: a mistake of the model is counted, and answered with a message or a reward of 0. A fault of the server fails
-only this sample, with the kind `environment` and without a reward. A lost session is never continued, since its state
-is gone.
+Invariant: a model's mistake is counted, and answered with a message or a reward of 0. A server's fault fails only this
+sample, with the kind `environment` and without a reward. A lost session is never continued, since its state is gone.
 """
 
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ from rollq.workers.agents.turns import Turn, answer
 
 
 class ServerEpisode:
-    """One session with a server, with a row's episode."""
+    """One session with a server, for a row's episode."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self._url = url
@@ -39,7 +38,7 @@ class ServerEpisode:
         return "" if self._server is None or self._session is not None else self._server.refusal
 
     async def setup(self, prompt: Prompt, session: str) -> Opening:
-        """Wait for a place, and open the episode of the row. The opening is already in the row's prompt."""
+        """Wait for a place, and open the row's episode. The opening is already in the row's prompt."""
         place = place_of(prompt)
         try:
             opened = await self.open(place)
@@ -52,7 +51,7 @@ class ServerEpisode:
         return Opening()
 
     async def teardown(self) -> None:
-        """Close the session, which frees its place at the server."""
+        """Close the session, which frees its place on the server."""
         session, self._session = self._session, None
         if session is not None:
             assert self._server is not None
@@ -77,7 +76,7 @@ class ServerEpisode:
         return await session.ask("reset", data)
 
     async def act(self, action: Mapping[str, Any]) -> Observation | Step:
-        """The answer to an action, or the step for an action that the server refuses. Raises `SampleFailed`."""
+        """Return the server's answer to an action, or the step for a refused action. Raises `SampleFailed`."""
         assert self._session is not None
         try:
             return await self._session.ask("step", action)
@@ -138,7 +137,7 @@ class Episode(ServerEpisode):
 
 
 class ToolEpisode(ServerEpisode):
-    """An episode in which the model calls the environment's tools. A turn without a call ends it."""
+    """An episode in which the model calls the environment's tools. A turn without a call ends the episode."""
 
     async def setup(self, prompt: Prompt, session: str) -> Opening:
         """See `ServerEpisode.setup`; the model gets the tools."""

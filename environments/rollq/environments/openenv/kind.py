@@ -28,7 +28,7 @@ class OpenEnv:
         return OpenEnvSource(name, read_options(OpenEnvOptions, options), split)
 
     def installed(self) -> str:
-        """The version of aiohttp, the only package it needs."""
+        """The version of aiohttp, the only required package."""
         return "built in"
 
     def install(self) -> str:
@@ -61,7 +61,7 @@ class OpenEnvSource:
         self.url, self.options, self.split = url, options, split
 
     def identity(self) -> dict[str, str]:
-        """The server, and everything that its rows depend on."""
+        """The server, and all that its rows depend on."""
         names = {"observation", "prompt", "reset", "seed", "tools"}
         options = self.options.model_dump(include=names, exclude_defaults=True)
         return {
@@ -72,8 +72,8 @@ class OpenEnvSource:
         }
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each task of the split, with the first observation as its prompt; without a list of tasks, a row
-        for each seed, unlimited.
+        """A row for each of the split's tasks, with the first observation as the prompt; without a task list, an
+        unlimited number of rows, one per seed.
 
         The server must be running. Do not call it in a running event loop.
         """
@@ -82,7 +82,7 @@ class OpenEnvSource:
         return make_rows(self.url, self.options, self.split)
 
     def settings(self) -> dict[str, Any]:
-        """The loop `environment` with an episode of this server, judged by the rewards of its steps."""
+        """The loop `environment` with an episode of this server, judged by its steps' rewards."""
         episode = "ToolEpisode" if self.options.tools else "Episode"
         return {
             "answer_field": "",
@@ -97,8 +97,8 @@ class OpenEnvSource:
         }
 
     def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-        """Check that episodes open as their rows say, open the same way twice, open 16 at once, and free their places.
-        Also check schemas and rewards."""
+        """Check that episodes match their rows, open the same way twice, open 16 at once, and free their places. Also
+        check schemas and rewards."""
         from rollq.environments.openenv.check import check
 
         return check(self.url, self.options, rows)

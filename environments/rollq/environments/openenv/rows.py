@@ -17,13 +17,13 @@ from rollq.environments.openenv.templates import NoSuchField, render
 from rollq.environments.openenv.wire import Refused, Unreadable
 
 AT_ONCE: Final = 16
-"""How many episodes an export opens at the same time."""
+"""How many episodes an export opens at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskList:
-    """The tasks of one split. `route` is the environment's name in routes; it is empty if there is no list and tasks
-    are unlimited."""
+    """One split's tasks. `route` is the environment's name in routes, empty if there is no list and tasks are
+    unlimited."""
 
     route: str
     split: str
@@ -45,7 +45,7 @@ class TaskList:
         try:
             answer = await server.post(f"{self.route}/task_range", {"split": self.split, "start": start, "stop": stop})
         except NoRoute:
-            return [{}] * (stop - start)  # an environment that needs a task reports that
+            return [{}] * (stop - start)  # an environment that needs a task reports this
         tasks: list[Any] = answer["tasks"]
         if len(tasks) != stop - start:
             raise ConfigError(
@@ -55,7 +55,7 @@ class TaskList:
 
 
 async def list_tasks(server: Server, split: str) -> TaskList:
-    """The list of a split's tasks, or unlimited seeds if the server has no list.
+    """A split's task list, or unlimited seeds if the server has no list.
 
     Raises `ConfigError` for a split that does not exist, and `SessionLost`.
     """
@@ -88,7 +88,7 @@ def make_rows(url: str, options: OpenEnvOptions, split: str) -> Iterator[dict[st
 
 
 def episode_of(url: str, options: OpenEnvOptions) -> Episode | ToolEpisode:
-    """A new episode, made as in a worker."""
+    """Make a new episode, as a worker does."""
     return (ToolEpisode if options.tools else Episode)(url, **options.for_episodes())
 
 

@@ -1,4 +1,4 @@
-"""JSON schemas of an environment's actions, and the templates that fit them. Pure."""
+"""JSON schemas of an environment's actions, and templates that fit these schemas. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -10,7 +10,7 @@ METADATA: Final = "metadata"
 
 
 def fields_of(schema: Mapping[str, Any]) -> dict[str, bool]:
-    """The fields of an action, each with whether it is required. Its metadata does not count."""
+    """An action's fields, each with whether it is required. Metadata does not count."""
     required = schema.get("required", ())
     return {name: name in required for name in schema.get("properties", {}) if name != METADATA}
 

@@ -1,4 +1,4 @@
-"""An OpenEnv server, shared by all episodes of one process: its places, with a queue for them, and its schemas.
+"""An OpenEnv server, shared by all episodes of one process: its places, with a queue, and its schemas.
 
 While places are free, episodes open concurrently. Once the server refuses one, episodes queue, and only the first in
 the queue retries: when an episode of this process ends, and after growing pauses, since other processes free places
@@ -48,7 +48,7 @@ class Server:
     async def place(self, connect: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Await `connect` as soon as the server has a free place. The caller must set a timeout.
 
-        Raises what `connect` raises, except a lost session or a refusal for lack of a place: these are retried.
+        Raises the exceptions of `connect`, but retries after a lost session or a refusal for lack of a place.
         """
         refusals = 0
         standing = self._line.locked()
@@ -77,7 +77,7 @@ class Server:
                 self._line.release()
 
     def free(self) -> None:
-        """An episode of this process ended: the first in the queue retries at once."""
+        """Note that an episode of this process ended: the first in the queue retries at once."""
         self._freed.set()
 
     async def action_schema(self) -> Mapping[str, Any]:
@@ -125,7 +125,7 @@ class Server:
 
 @asynccontextmanager
 async def _ended(work: "asyncio.Future[T]") -> AsyncIterator["asyncio.Future[T]"]:
-    """Cancel the work when this block ends, and wait until it has closed everything."""
+    """Cancel the work when this block ends, and wait until the work has closed everything."""
     try:
         yield work
     finally:

@@ -1,8 +1,8 @@
 """One session with an OpenEnv server: a websocket, whose messages are answered one at a time.
 
-Invariants: no message is sent twice, since a repeated step is a second step. A session is no longer used after its
-answer was not awaited or its socket was lost. Its socket is always closed, so the server frees its place. Pings are
-also answered between steps. A server that answers no pings is gone.
+Invariants: no message is sent twice, since a repeated step is a second step. A session is no longer used once an answer
+was not awaited or its socket was lost. Its socket is always closed, so the server frees its place. Pings are answered
+between steps, too. A server that answers no pings is gone.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class Session:
         return read(frame)
 
     async def close(self) -> None:
-        """Free the place at the server, and close the socket."""
+        """Free the place on the server, and close the socket."""
         try:
             with suppress(aiohttp.ClientError, OSError, RuntimeError, TimeoutError):
                 async with asyncio.timeout(CLOSE_S):

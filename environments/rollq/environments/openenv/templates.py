@@ -1,4 +1,4 @@
-"""Observations to text, and text to actions, by templates. Pure.
+"""Turns observations into text, and text into actions, by templates. Pure.
 
 `{name}` is a field of the observation, and `{name.part}` a part of it; `{{` and `}}` are braces. Braces around anything
 but a name stay unchanged.
@@ -29,7 +29,7 @@ class NotAnAction(Exception):
 
 
 def render(template: str, fields: Mapping[str, Any]) -> str:
-    """The template with the values of its fields: strings unchanged, other values as JSON. Raises `NoSuchField`."""
+    """Fill a template's fields with their values: strings unchanged, other values as JSON. Raises `NoSuchField`."""
 
     def value(found: re.Match[str]) -> str:
         return found[0][0] if found[1] is None else _shown(look_up(fields, found[1]))
@@ -86,7 +86,7 @@ def _filled(template: Any, text: str) -> Any:
 
 
 def answer_in(text: str) -> str:
-    """The last text within `<answer>` and `</answer>`, otherwise the whole text; stripped."""
+    """The last text within `<answer>` and `</answer>`, or else the whole text, stripped."""
     tagged = last_tagged(text)
     return text.strip() if tagged is None else tagged
 

@@ -15,7 +15,7 @@ SHOWN: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The server's answer to a reset or a step. `fields` are the observation's."""
+    """The server's answer to a reset or a step. `fields` holds the observation's fields."""
 
     fields: Mapping[str, Any]
     reward: float | None
@@ -63,7 +63,7 @@ def _reward(value: Any) -> float | None:
 
 
 def _reason(data: Mapping[str, Any]) -> str:
-    """The message of an error, with the fields of an action that were refused."""
+    """An error's message, with the refused fields of an action."""
     errors = data.get("errors")
     if not isinstance(errors, list):
         return str(data.get("message", ""))

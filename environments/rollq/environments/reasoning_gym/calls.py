@@ -6,7 +6,7 @@ from rollq.buffer.values.failures import FailureKind, SampleFailed
 
 
 def prepare(name: str, options: str, seed: int, question: str) -> None:
-    """Keep the entry of a seed for later calls. Raises `SampleFailed` if its question differs from the row's."""
+    """Keep a seed's entry for later calls. Raises `SampleFailed` if its question differs from the row's."""
     from rollq.environments.reasoning_gym.generators import entry
 
     made = entry(name, options, seed)["question"]
@@ -17,7 +17,7 @@ def prepare(name: str, options: str, seed: int, question: str) -> None:
 
 
 def grade(name: str, options: str, seed: int, answer: str | None) -> dict[str, Any]:
-    """The score of an answer; None scores the entry's reference answer. Raises what the grader raises."""
+    """The score of an answer; None scores the entry's reference answer. Raises the grader's exceptions."""
     from rollq.environments.reasoning_gym.generators import entry, score
 
     made = entry(name, options, seed)

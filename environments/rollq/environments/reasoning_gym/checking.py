@@ -1,4 +1,4 @@
-"""Checks without a model which texts a grader rewards, which make it fail, and whether it runs texts."""
+"""Checks without a model which texts a grader rewards, which texts make it fail, and whether it runs texts."""
 
 import asyncio
 import tempfile
@@ -42,7 +42,7 @@ async def _check(settings: GeneratorOptions, rows: Sequence[Mapping[str, Any]]) 
 async def faults_of_grader(
     settings: GeneratorOptions, rows: Sequence[Mapping[str, Any]], processes: JudgePool
 ) -> list[Finding]:
-    """The faults of one grader with these rows. If it runs text as code, rollq's own texts run in `processes`, and
+    """One grader's faults with these rows. If the grader runs text as code, rollq's own texts run in `processes`, and
     other texts run sealed."""
     grader = Grader(settings, processes.sealed(GENERATORS), CALL_S)
     own = await _own_answers(grader, rows)
@@ -77,7 +77,7 @@ async def _rubbish(grader: Grader, rows: Sequence[Mapping[str, Any]]) -> list[Fi
 
 
 def _faults(paid: list[str], upset: Mapping[str, str]) -> Iterator[Finding]:
-    """Findings about texts that score 1, and about texts without a score, each with the reason for it."""
+    """Findings about texts that score 1, and about texts without a score, with the reasons."""
     hanging = [text for text, reason in upset.items() if "took longer" in reason]
     raising = without(upset, hanging)
     if paid:
@@ -109,7 +109,7 @@ async def _score(grader: Grader, row: Mapping[str, Any], answer: str) -> float |
 
 
 async def _code(settings: GeneratorOptions, processes: JudgePool, row: Mapping[str, Any]) -> list[Finding]:
-    """Whether the grader runs an answer as code: without a seal, these texts would create a file."""
+    """Whether the grader runs an answer as code: without a seal, such texts would create a file."""
     options = exact_json.dumps(dict(sorted(settings.options.items()))).decode()
     with tempfile.TemporaryDirectory(prefix="rollq-canary-") as folder:
         file = Path(folder) / "canary"

@@ -1,6 +1,6 @@
-"""Entries of reasoning-gym's generators by their seeds, and their scores. Only child processes import this.
+"""Entries of reasoning-gym's generators by seed, and answers' scores. Only child processes import this.
 
-An entry depends only on its generator, the options and its seed, not on its place among others.
+An entry depends only on its generator, the options and its seed, not on other entries.
 """
 
 import random
@@ -35,13 +35,13 @@ class UnknownGenerator(Exception):
 
 @lru_cache(maxsize=CACHED)
 def entry(name: str, options: str, seed: int) -> Mapping[str, Any]:
-    """The entry of a seed; `options` is JSON. Raises `UnknownGenerator`."""
+    """A seed's entry; `options` is JSON. Raises `UnknownGenerator`."""
     reused = _reused(name, options)
     return _made(name, options, seed) if reused is None else _seeded(reused, seed)
 
 
 def score(name: str, options: str, made: Mapping[str, Any], answer: str) -> float:
-    """The score of an answer to an entry. Raises what the grader raises."""
+    """The score of an answer to an entry. Raises the grader's exceptions."""
     return float(_generator(name, options).score_answer(answer, entry=dict(made)))
 
 
@@ -83,7 +83,7 @@ def _seeded(generator: Any, seed: int) -> Mapping[str, Any]:
 
 
 def _seed_shared_generators(seed: int) -> None:
-    """Seed the random numbers of the whole process, from which `codeio` and `list_functions` draw too."""
+    """Seed the random numbers of the whole process, from which `codeio` and `list_functions` also draw."""
     random.seed(seed)
     np.random.seed(seed)
 

@@ -1,7 +1,7 @@
-"""The judge of reasoning-gym's rows: graders score the bare answer, in sealed processes if possible.
+"""The judge for reasoning-gym's rows: graders score the bare answer, in sealed processes if possible.
 
 Invariant: a text that breaks a grader scores 0 only if the grader accepts the row's reference answer; otherwise the
-sample fails. A text that a grader would run as code never reaches it: it is graded as an empty answer.
+sample fails. A text that a grader would run as code never reaches it: such a text is graded as an empty answer.
 """
 
 from collections.abc import Mapping
@@ -27,9 +27,9 @@ from rollq.workers.user_code.calls import UserFunction
 from rollq.workers.user_code.real_numbers import is_real
 
 GENERATORS: Final = "rollq.environments.reasoning_gym.generators"
-"""Judge processes import this before the seal, since it reads files of its package."""
+"""Judge processes import this module before the seal, since it reads its package's files."""
 GRADER_ERRORS: Final = "grader_errors"
-"""The fact that a sample has reward 0 because its text broke the grader. Its mean is a curve."""
+"""The fact that a sample has reward 0 because its text broke the grader. The fact's mean is a curve."""
 REFUSED: Final = "refused_answers"
 """The fact that a sample was graded as an empty answer, since the grader would have run its text."""
 
@@ -119,7 +119,7 @@ def check_trusted(generator: str) -> None:
 
 
 def make_judge(settings: GeneratorOptions, context: JudgeContext) -> Judge:
-    """The judge of one generator. Raises `ConfigError` without the package, and for a grader that needs trust."""
+    """The judge for one generator. Raises `ConfigError` without the package, and for a grader that needs trust."""
     if not installed():
         raise ConfigError(f'env = "reasoning-gym:{settings.generator}" needs a package: {INSTALL}')
     if not settings.trust_graders:

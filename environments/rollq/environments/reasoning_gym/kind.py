@@ -21,7 +21,7 @@ class ReasoningGym:
     """See `Kind`."""
 
     def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> "Generator":
-        """See `Kind.open`. The package checks the values of options when rows are made."""
+        """See `Kind.open`. The package checks options' values when it makes rows."""
         options = dict(options)
         seed = options.pop("seed", 0)
         trusted = options.pop("trust_graders", False)

@@ -16,7 +16,7 @@ from rollq.buffer.errors import ConfigError
 PACKAGE: Final = "reasoning-gym"
 INSTALL: Final = "pip install 'rollq[reasoning-gym]'"
 OURS: Final = frozenset({"seed", "size"})
-"""Options of every generator that rollq sets."""
+"""Every generator's options that rollq sets."""
 _REGISTERED: Final = re.compile(r'^register_dataset\(\s*(?:DATASET_NAME|"(\w+)")\s*,\s*\w+\s*,\s*(\w+)', re.MULTILINE)
 _NAME: Final = re.compile(r'^DATASET_NAME = "(\w+)"', re.MULTILINE)
 WRONG: Final = {
@@ -33,7 +33,7 @@ of checks."""
 
 
 def installed() -> str:
-    """Its version from its metadata, since `__version__` differs; empty if not installed."""
+    """The package's version from its metadata, since `__version__` differs; empty if not installed."""
     try:
         return version(PACKAGE)
     except PackageNotFoundError:
@@ -42,7 +42,7 @@ def installed() -> str:
 
 @cache
 def generators() -> Mapping[str, tuple[Path, str]]:
-    """Its generators, each with the file and the class of its options; empty without the package."""
+    """The package's generators, each with its options' file and class; empty without the package."""
     folders = getattr(find_spec("reasoning_gym"), "submodule_search_locations", None) or ()
     found = {}
     for path in chain.from_iterable(Path(folder).rglob("*.py") for folder in folders):
@@ -56,7 +56,7 @@ def generators() -> Mapping[str, tuple[Path, str]]:
 
 @cache
 def options_of(name: str) -> frozenset[str]:
-    """The options of a generator, except those that rollq sets; empty if its source does not list them."""
+    """A generator's options, except those that rollq sets; empty if its source does not list any."""
     path, options = generators()[name]
     targets = [node.target for node in _body_of(path, options) if isinstance(node, ast.AnnAssign)]
     return frozenset(target.id for target in targets if isinstance(target, ast.Name)) - OURS

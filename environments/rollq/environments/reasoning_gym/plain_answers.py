@@ -1,7 +1,7 @@
 """Decides which answers may reach a grader that runs them as code. Pure.
 
-Code needs words: without names of functions and attributes, and without strings to build such names, only arithmetic
-remains. Some answers need names of mathematics. In other answers, such names would bypass the question.
+Code needs words: without function and attribute names, and without strings to build such names, only arithmetic
+remains. Some answers need mathematical names. In other answers, such names would bypass the question.
 """
 
 import re
@@ -25,7 +25,8 @@ _FUNCTIONS: Final = frozenset({
     "erf", "exp", "ln", "log", "pi", "sec", "sech", "sin", "sinh", "sqrt", "tan", "tanh",
 })  # fmt: skip
 _UNSOLVED: Final = "Integral"
-"""A formula with this name could repeat the question, which the grader accepts. Some reference answers contain it."""
+"""A formula with this name could repeat the question, which the grader accepts. Some reference answers contain the
+name."""
 _SUM: Final = re.compile(r"[\d()+\-*/\s]*", re.ASCII)
 _WAY_AROUND: Final = re.compile(r"\*\s*\*|/\s*/")
 """Powers and rounding: `7**0` is 1, so a number can be used up without effect."""

@@ -1,7 +1,7 @@
-"""Environments of several packages behind one interface: text in, messages and rewards out.
+"""Several packages' environments behind one interface: text in, messages and rewards out.
 
-They are recognised by their methods, since none of their packages is imported: Gymnasium and GEM have `reset` and
-`step`, SkyRL-gym `init` and `step`, TextArena `reset`, `get_observation` and `step`. Imports only the standard library.
+Their methods identify them, since no such package is imported: Gymnasium and GEM have `reset` and `step`, SkyRL-gym has
+`init` and `step`, and TextArena has `reset`, `get_observation` and `step`. Imports only the standard library.
 """
 
 import json
@@ -16,13 +16,13 @@ class Adapter(Protocol):
     """One episode."""
 
     def reset(self, seed: int) -> list[Message]:
-        """Begin. Returns the messages of the opening."""
+        """Start the episode, and return the opening messages."""
 
     def step(self, text: str) -> Message:
         """Answer the model's text. Returns `messages`, `reward`, `done`, `truncated` and `invalid`."""
 
     def close(self) -> None:
-        """Release what the environment has."""
+        """Release the environment's resources."""
 
 
 class NotAnEnvironment(Exception):
@@ -34,7 +34,7 @@ def _has(made: Any, method: str) -> bool:
 
 
 def adapt(make: Any, options: Message) -> Adapter:
-    """A new environment of a class or function, called with `options`. Raises `NotAnEnvironment`.
+    """A new environment from a class or function, called with `options`. Raises `NotAnEnvironment`.
 
     SkyRL's environments are made without the option `prompt`, which goes to their `init`.
     """
@@ -49,8 +49,8 @@ def adapt(make: Any, options: Message) -> Adapter:
 
 
 class Gymnasium:
-    """An environment with Gymnasium's `reset` and `step`, such as GEM's. Actions are strings, or integers if its action
-    space is discrete."""
+    """An environment with Gymnasium's `reset` and `step`, such as GEM's. Actions are strings, or integers in a discrete
+    action space."""
 
     def __init__(self, environment: Any) -> None:
         self._environment = environment
@@ -103,7 +103,7 @@ class SkyRl:
 
 
 class TextArena:
-    """A game of TextArena for one player. Its action wrappers are used. Messages come from the game itself, since a
+    """A game of TextArena for one player, with the game's action wrappers. Messages come from the game itself, since a
     conversation already has the earlier messages."""
 
     def __init__(self, game: Any) -> None:
@@ -138,7 +138,7 @@ class TextArena:
 
 
 def outcome(observation: Any, reward: Any, terminated: Any, truncated: Any = False) -> Message:
-    """The fields of a step. A reward that is not a number is converted by `float`, which may raise."""
+    """A step's fields. `float`, which may raise, converts a reward that is not a number."""
     return {
         "messages": said(observation) if observation not in ("", [], None) else [],
         "reward": None if reward is None else float(reward),
@@ -149,7 +149,7 @@ def outcome(observation: Any, reward: Any, terminated: Any, truncated: Any = Fal
 
 
 def invalid(problem: str) -> Message:
-    """The fields of a step for a text that is not an action."""
+    """A step's fields for a text that is not an action."""
     return {**outcome(f"error: {problem}", None, terminated=False), "invalid": 1}
 
 

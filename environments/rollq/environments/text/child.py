@@ -1,6 +1,6 @@
-"""The child process of the kind `text`: it holds environments and answers one message after another.
+"""The child process of the kind `text`, which holds environments and answers one message after another.
 
-It runs in the Python of the environment, which may lack all packages of rollq: only the standard library is imported. A
+It runs in the environment's Python, which may lack all of rollq's packages, so it imports only the standard library. A
 message is JSON preceded by its length. Environments' output goes to the standard error. Invariant: the process ends
 with its parent, even if the parent is killed.
 """
@@ -45,14 +45,14 @@ def serve(added: int) -> None:
 
 
 class Games:
-    """The environments of this process, by the number of their episode."""
+    """This process's environments, by episode number."""
 
     def __init__(self) -> None:
         self._make: Any = None
         self._open: dict[int, Adapter] = {}
 
     def begin(self, message: Message) -> Message:
-        """Import the class. Answers whether one process can hold several episodes."""
+        """Import the class. The answer says whether one process can hold several episodes."""
         sys.path[:] = message["sys_path"] if message["replaces"] else [*sys.path, *message["sys_path"]]
         module, _, name = message["path"].rpartition(".")
         self._make = getattr(import_module(module), name)

@@ -1,4 +1,4 @@
-"""Episodes in child processes as environments of rollq's loop."""
+"""Episodes in child processes as environments for rollq's loop."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -12,7 +12,7 @@ from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.environments import Opening, Step
 
 ARGUMENTS: Final = "options"
-"""The name, in a row's episode, of further arguments of the class."""
+"""The key, in a row's episode, of further arguments for the class."""
 
 
 class TextEpisode:
@@ -25,7 +25,7 @@ class TextEpisode:
         self._held: tuple[Child, int] | None = None
 
     async def setup(self, prompt: Prompt, session: str) -> Opening:
-        """Open the episode of the row. The opening is already in the row's prompt."""
+        """Open the row's episode. The opening is already in the row's prompt."""
         place = place_of(prompt)
         try:
             opened = await self.open(place)
@@ -52,7 +52,7 @@ class TextEpisode:
             await self._children.close(*held)
 
     async def open(self, place: Mapping[str, Any]) -> list[Message]:
-        """Open an episode. Returns the messages of its opening. Raises `ChildFailed`."""
+        """Open an episode, and return its opening messages. Raises `ChildFailed`."""
         self._children = children_of(self._place)
         options = {**self._options, **place.get(ARGUMENTS, {})}
         child, number, opened = await self._children.open(options, place[SEED])
@@ -64,7 +64,7 @@ class TextEpisode:
 
 
 def opening_text(messages: Sequence[Message]) -> str:
-    """The opening in the form of a row: the text of a single user message, or the messages as JSON."""
+    """The opening in the form for rows: a single user message's text, or the messages as JSON."""
     if is_text(messages):
         text: str = messages[0]["content"]
         return text

@@ -1,5 +1,5 @@
-"""The files beside `rollq.toml` that episodes are made from: their digests, and the names that code defines. Imports no
-such file."""
+"""The files beside `rollq.toml` from which episodes are made: digests, and the names that code defines. Imports no such
+file."""
 
 import ast
 import hashlib
@@ -14,7 +14,7 @@ MISSING: Final = "missing"
 
 
 def digest_of_file(path: Path) -> str:
-    """The digest of a file's content; "missing" if it does not exist: only a role that makes rows needs it. Raises
+    """The digest of a file's content; "missing" without the file, which only a role that makes rows needs. Raises
     `ConfigError`."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The kind `text`, named by the dotted path of a class, or of a function that makes environments."""
+"""The kind `text`, named by the dotted path of a class or function that makes environments."""
 
 import asyncio
 import sys
@@ -72,8 +72,7 @@ class TextSource:
         self._folder = folder
 
     def identity(self) -> dict[str, str]:
-        """The class, its package with its version, and everything that its rows depend on, including files beside
-        `rollq.toml`."""
+        """The class, its package and version, and all that its rows depend on, including files beside `rollq.toml`."""
         package = self.path.partition(".")[0]
         episodes = self.options.episodes
         options = self.options.model_dump(exclude={"python"}, exclude_defaults=True)
@@ -95,8 +94,8 @@ class TextSource:
         return bool(source_files(self._folder, package)) and not version_of(package, self.python)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each line of `episodes`, with the opening of its episode as its prompt; without them, a row for
-        each seed, unlimited.
+        """A row for each line of `episodes`, with the episode's opening as the prompt; without `episodes`, an unlimited
+        number of rows, one per seed.
 
         Do not call it in a running event loop. Raises `ConfigError`.
         """
@@ -109,7 +108,7 @@ class TextSource:
                 runner.run(end_children())
 
     def settings(self) -> dict[str, Any]:
-        """The loop `environment` with an episode in a process, judged by the rewards of its steps."""
+        """The loop `environment` with an episode in a process, judged by its steps' rewards."""
         python = {"python": self.python} if self.python else {}
         options = {"options": self.options.options} if self.options.options else {}
         return {
@@ -124,8 +123,7 @@ class TextSource:
         }
 
     def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-        """Check that episodes open as their rows say, open the same way twice, open 16 at once, and leave no
-        process."""
+        """Check that episodes match their rows, open the same way twice, open 16 at once, and leave no process."""
         with asyncio.Runner() as runner:
             try:
                 yield from runner.run(try_rows(self._episode, rows))
@@ -192,7 +190,7 @@ def python_in(folder: Path, written: str) -> str:
 
 
 def version_of(package: str, python: str) -> str:
-    """The version of an installed package, in another Python's folders if there is one; empty without it."""
+    """The version of an installed package, in another Python's folders if one is given; empty without the package."""
     site = Path(which(python) or python).parent.parent.glob("lib/python*/site-packages")
     found = next(iter(distributions(name=package, path=list(map(str, site)) if python else sys.path)), None)
     return "" if found is None else found.version

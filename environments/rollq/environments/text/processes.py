@@ -1,4 +1,4 @@
-"""The child processes that hold environments of one class: one live episode in each, or several of an isolated class.
+"""The child processes that hold one class's environments: one live episode in each, or several for an isolated class.
 
 Invariants: a process that dies or hangs is killed with all its descendants, and fails only its episodes. The next
 episode gets another process. No process outlives this one. No process has a secret in its environment.
@@ -42,14 +42,14 @@ class ChildFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The class of an environment, and its Python (empty: this Python)."""
+    """An environment's class and its Python (empty: this Python)."""
 
     path: str
     python: str = ""
 
 
 class Child:
-    """One process. `episodes` are the numbers of its live episodes."""
+    """One process. `episodes` holds the numbers of its live episodes."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -100,7 +100,7 @@ class Child:
                 answer: dict[str, Any] = exact_json.loads(await self._process.stdout.readexactly(length))
             except (EOFError, ConnectionError) as error:
                 raise ChildFailed(f"its process {await self._how_it_ended()}") from error
-            except BaseException:  # a late answer would be taken for the next answer
+            except BaseException:  # a late answer would pass for the next answer
                 self.usable = False
                 raise
         if "error" in answer:
@@ -136,7 +136,7 @@ class Children:
         self._starting = asyncio.Lock()
 
     async def open(self, options: Mapping[str, Any], seed: int) -> tuple[Child, int, list[dict[str, Any]]]:
-        """Open an episode: its process, its number, and its opening. Raises `ChildFailed`."""
+        """Open an episode. Returns its process, number and opening. Raises `ChildFailed`."""
         for _ in range(TRIES):
             child, number = await self._take()
             fresh = not child.served
@@ -176,7 +176,7 @@ class Children:
             await child.kill()
 
     async def _take(self) -> tuple[Child, int]:
-        """A process with room for an episode, and the episode's number."""
+        """Return a process with room for an episode, and the episode's number."""
         number = next(self._numbers)
         child = self._with_room()
         if child is None and self._most != 1:  # the next process may have room for waiting episodes
@@ -210,7 +210,7 @@ def children_of(place: Place) -> Children:
 
 
 async def end_children() -> None:
-    """Kill all processes of the running event loop. Not needed in a worker, with which they end."""
+    """Kill all processes of the running event loop. A worker need not call this: its processes end with it."""
     for children in _children.pop(asyncio.get_running_loop(), {}).values():
         await children.end()
 

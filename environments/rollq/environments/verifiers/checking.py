@@ -14,7 +14,7 @@ SOLVED: Final = 1.0
 
 
 def findings(tried: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
-    """The faults of the outcomes that a runner has written."""
+    """Faults in the outcomes that a runner has written."""
     for trial in tried:
         outcomes = trial["outcomes"]
         yield from _failures(outcomes)

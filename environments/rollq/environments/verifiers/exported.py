@@ -1,4 +1,4 @@
-"""The rows of a task set, which a process of the other Python writes."""
+"""A task set's rows, written by a process of the other Python."""
 
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ def written(
     what: str, asked: Mapping[str, Any], python: str, named: Sequence[str]
 ) -> Generator[dict[str, Any], None, None]:
     """The objects that a runner writes with the option `what`; closing the iterator ends the process. Raises
-    `ConfigError` with its error."""
+    `ConfigError` with the runner's error."""
     with row_process(command(python, what), variables(named), exact_json.dumps(asked) + b"\n") as running:
         yield from running.rows()
         if error := running.error():

@@ -46,7 +46,7 @@ class Verifiers:
         return "built in"
 
     def install(self) -> str:
-        """How to install what it needs."""
+        """How to install the kind's requirements."""
         return "python3 -m venv .venv-verifiers; .venv-verifiers/bin/pip install 'verifiers>=0.4,<0.5'"
 
     def names(self) -> Iterable[str]:
@@ -61,7 +61,7 @@ class TaskSet:
         self.name, self.options, self.split = name, options, split
 
     def spec(self) -> dict[str, Any]:
-        """The facts with which a runner opens the task set."""
+        """The specification with which a runner opens the task set."""
         return {
             "taskset": self.name,
             "config": self.options.config,
@@ -87,7 +87,7 @@ class TaskSet:
         return self._written("--rows")
 
     def settings(self) -> dict[str, Any]:
-        """The loop whose sessions runners take. Runners set the reward."""
+        """The loop with sessions for runners, which set the reward."""
         options = self.options
         return {
             "answer_field": "",
@@ -103,8 +103,8 @@ class TaskSet:
         }
 
     def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-        """Play episodes of the first rows with a model that answers "0". They must have rewards and leave nothing
-        behind."""
+        """Play episodes of the first rows with a model that answers "0". The episodes must have rewards and leave
+        nothing behind."""
         require_verifiers(self.options.python)
         yield from findings(self._written("--try", rows=[dict(row) for row in rows[:TRIED]]))
         if not version_of(self.name, self.options.python):

@@ -71,5 +71,5 @@ def verifiers_loop(gateway: Gateway, **options: Any) -> RunnerLoop:
 
 
 async def unrewarded(prompt: Prompt, sample: Sample) -> float:
-    """The judge of samples whose runner gave no reward: they fail."""
+    """The judge for samples whose runner gave no reward, which fail."""
     raise SampleFailed(FailureKind.PROGRAM, "the runner set no reward before the session ended (session_timeout_s)")

@@ -1,4 +1,4 @@
-"""The Python that has verifiers: its command, its variables, and the version of verifiers in it."""
+"""The Python with verifiers: its command, its variables, and its version of verifiers."""
 
 import os
 import shutil
@@ -44,8 +44,8 @@ def command(python: str, *arguments: str) -> list[str]:
 
 
 def variables(named: Sequence[str]) -> dict[str, str]:
-    """The variables of a runner: harmless variables and `named` variables. Modules in the user's folders can be
-    imported, including by programs that verifiers starts."""
+    """A runner's variables: harmless variables and `named` variables. The runner, and programs that verifiers starts,
+    can import modules in the user's folders."""
     kept = known_to_be_harmless(os.environ, named)
     for name in ("PYTHONHOME", "VIRTUAL_ENV"):
         kept.pop(name, None)

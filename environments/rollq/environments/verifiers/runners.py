@@ -1,4 +1,4 @@
-"""The processes that run a worker's episodes of verifiers.
+"""The processes that run a worker's verifiers episodes.
 
 Invariants: when a runner ends, its sessions end at once and it is restarted. Neither a runner nor anything that it
 started outlives the worker.
@@ -43,8 +43,8 @@ MOST_FILE: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class RunnerSettings:
-    """The runner processes: their Python, their number, their total number of episodes, and the worker's environment
-    variables that they get."""
+    """The runner processes: their Python, their number, their total number of episodes, and which of the worker's
+    environment variables they get."""
 
     taskset: str
     python: str

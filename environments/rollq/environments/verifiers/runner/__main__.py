@@ -56,8 +56,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def write(made: Callable[[Any], Iterable[Any]]) -> None:
-    """Read a request from standard input, and write each value that `made` yields for it as a line of JSON, until the
-    reader is gone. Raises `SpecError`."""
+    """Read a request from standard input, and write each value that `made` yields for the request as a line of JSON,
+    until the reader is gone. Raises `SpecError`."""
     asked = json.loads(sys.stdin.readline())
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # task sets may print
@@ -81,7 +81,7 @@ def outcomes(asked: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def take_key() -> str:
-    """The gateway's key. The model's programs must not find it: it is removed from the environment, and the user's
+    """Return the gateway's key, and hide it from the model's programs: the key leaves the environment, and the user's
     other processes cannot read this process's memory."""
     if key := os.environ.get(KEY_VARIABLE):
         kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
@@ -102,7 +102,7 @@ def take_key() -> str:
 
 
 async def serve(gateway: str, key: str, tasks: Sequence[str], concurrent: int) -> None:
-    """Play the sessions of a gateway. Raises `Refused`."""
+    """Play a gateway's sessions. Raises `Refused`."""
     watch_starts()
     async with AsyncExitStack() as stack:
         limits = aiohttp.TCPConnector(limit=0)

@@ -1,4 +1,4 @@
-"""The environments of a runner, and their episodes."""
+"""A runner's environments and their episodes."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from rollq.environments.verifiers.runner.spec import Opened, SpecError, opened
 NO_KEY = "ROLLQ_NO_KEY"
 """A variable that does not exist, since the URL identifies a session."""
 SHARE = 0.9
-"""The part of a session's time that its agent may use; the rest is for its rewards."""
+"""The share of a session's time that the agent may use; the rest is for rewards."""
 
 
 class SessionClient(EvalClient):
@@ -52,7 +52,7 @@ class Serving:
         return cls(made)
 
     async def play(self, session: Mapping[str, Any]) -> Outcome:
-        """Play the episode of a session."""
+        """Play a session's episode."""
         begun_s = time.monotonic()
         digest = (session["metadata"].get("env") or {}).get(TASK, "")
         async with self._reading:
@@ -81,7 +81,7 @@ class Environments:
         self._started: dict[str, asyncio.Task[Serving]] = {}
 
     async def play(self, session: Mapping[str, Any]) -> Outcome:
-        """Play the episode of a session, in the environment that it names."""
+        """Play a session's episode, in the environment that the session names."""
         spec = session.get("environment")
         if not isinstance(spec, dict):
             return failure(

@@ -31,7 +31,7 @@ Message = dict[str, Any]
 
 
 class InsideConfig(HarnessConfig):
-    """Its config, which verifiers finds through the class."""
+    """The harness's config, which verifiers finds through the class."""
 
 
 class Inside(Harness[InsideConfig]):
@@ -108,14 +108,14 @@ class Chat:
 
 
 class Tools:
-    """The tools of the MCP servers of one episode."""
+    """The tools of one episode's MCP servers."""
 
     def __init__(self, clients: Mapping[str, tuple[Client, str]], schemas: list[Message]) -> None:
         self._clients, self.schemas = clients, schemas
 
     @classmethod
     async def open(cls, urls: Mapping[str, str], config: HarnessConfig, stack: AsyncExitStack) -> "Tools":
-        """The tools at these URLs, by the names of their servers. Raises `ToolsetError`."""
+        """The tools at these URLs, by server name. Raises `ToolsetError`."""
         clients: dict[str, tuple[Client, str]] = {}
         schemas: list[Message] = []
         hidden = set(config.disabled_tools or ())
@@ -138,8 +138,8 @@ class Tools:
         return cls(clients, schemas)
 
     async def result(self, call: Mapping[str, Any]) -> Message:
-        """The message with the result of a call, or with its error for the model to read. A call is never repeated,
-        since it may have changed something. Raises `ToolsetError` for a server that is lost."""
+        """The message with a call's result, or with an error for the model to read. A call is never repeated, since it
+        may have changed something. Raises `ToolsetError` for a lost server."""
         name = str(call["function"]["name"])
         return {"role": "tool", "tool_call_id": call["id"], "content": await self._content(name, call)}
 

@@ -1,4 +1,4 @@
-"""The outcome of verifiers' episode for its session: rewards or a failure. Pure."""
+"""The outcome of an episode in verifiers for its session: rewards or a failure. Pure."""
 
 import math
 from typing import Any
@@ -17,11 +17,11 @@ KINDS = {
     "InterceptionError": "program",
     "TunnelError": "program",
 }
-"""The kinds of failures by verifiers' errors."""
+"""verifiers' error -> the kind of failure."""
 MOST_REASON = 2000
 
 Outcome = tuple[str, dict[str, Any]]
-"""The path at a session's URL, and the body."""
+"""The path below a session's URL, and the body."""
 
 
 def failure(kind: str, reason: str) -> Outcome:
@@ -53,7 +53,8 @@ def _failed(episode: Episode[Any, Any, Any]) -> Outcome:
 
 
 def kind_of(error: str, message: str, *, is_scored: bool = False) -> str:
-    """The failure kind of an error in verifiers. `is_scored` is true if it happened after rewards were computed."""
+    """The failure kind of an error in verifiers. `is_scored` is true if the error followed the computation of
+    rewards."""
     if error == "TaskError":
         return "grader" if is_scored else "environment"
     if error == "ProviderError" and OVERFLOW in message:
@@ -85,6 +86,6 @@ def _unrewarded(trace: Trace[Any, Any, Any], missing: list[str]) -> Outcome:
 
 
 def is_truncated(trace: Trace[Any, Any, Any]) -> bool:
-    """Whether a limit of turns, tokens, time or context has ended it."""
+    """Whether a limit on turns, tokens, time or context has ended the episode."""
     last = trace.calls[-1].error if trace.calls else None
     return bool(trace.is_truncated or trace.is_timeout or (last is not None and OVERFLOW in last.message))

@@ -1,4 +1,4 @@
-"""The tasks of a task set as rows, and the tasks of rows."""
+"""A task set's tasks as rows, and rows' tasks."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from verifiers.v1.task import Task
 from verifiers.v1.taskset import Taskset
 
 TASK = "task"
-"""The digest of a task in a row's `env`."""
+"""The key of a task's digest in a row's `env`."""
 MOST_UNKNOWN = 50_000
 """How many tasks after the last match are searched for a row."""
 
@@ -30,20 +30,20 @@ def row_of(task: Task) -> dict[str, Any]:
 
 
 def digest_of(task: Task) -> str:
-    """The digest of a task's data, without its place in the set."""
+    """The digest of a task's data, without its index in the set."""
     data = task.data.model_dump(mode="json", exclude={"idx"}, exclude_none=True)
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:24]
 
 
 class Tasks:
-    """The tasks of a set by their digests. The set is read only as far as needed."""
+    """A set's tasks by digest. The set is read only as far as needed."""
 
     def __init__(self, taskset: Taskset[Any, Any]) -> None:
         self._rest: Iterator[Task] = iter(taskset)
         self._known: dict[str, Task] = {}
 
     def find(self, digest: str) -> Task | None:
-        """The task with this digest; None if the set has none. May block."""
+        """The task with this digest; None if the set has no such task. May block."""
         looked = 0
         while digest not in self._known and looked < MOST_UNKNOWN:
             task = next(self._rest, None)

@@ -10,11 +10,11 @@ import aiohttp
 from rollq.environments.verifiers.runner.outcomes import Outcome, failure
 
 WAIT_S = 30.0
-"""How long a request for a session waits at the gateway."""
+"""How long a request for a session waits on the gateway."""
 PAUSE_S = 2.0
 """Pause between requests to a gateway that does not answer."""
 TRIES = 5
-"""How many times an outcome is sent before it is given up."""
+"""How many times an outcome is sent before the runner gives up."""
 
 Play = Callable[[Mapping[str, Any]], Awaitable[Outcome]]
 
@@ -24,7 +24,7 @@ class Refused(Exception):
 
 
 class Sessions:
-    """Sessions of one gateway, for programs with its key."""
+    """Sessions of one gateway, for programs with the gateway's key."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, key: str, tasks: Sequence[str]) -> None:
         self._http, self._url = http, url.rstrip("/")

@@ -18,7 +18,7 @@ from rollq.environments.verifiers.runner.toolsets import problem_of, toolsets_of
 INSIDE = "inside"
 """The harness whose loop runs in this process."""
 _MODULE = "rollq_inside"
-"""The name by which verifiers imports it."""
+"""The module name by which verifiers imports this harness."""
 sys.modules[_MODULE] = inside
 
 
@@ -28,7 +28,7 @@ class SpecError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An environment, and the name of the seat that is trained."""
+    """An environment, and the name of the trained seat."""
 
     env: Env[Any]
     seat: str

@@ -1,6 +1,6 @@
 """Starts toolsets, a few at a time per processor, and notices failed starts at once. verifiers starts a program for
 each toolset of each episode. The program imports verifiers, which takes 3 to 10 s of processor time. verifiers gives up
-after 180 s, which many concurrent starts all exceed, and does not check whether the program is still running.
+after 180 s, which many concurrent starts all exceed, and does not check whether the program still runs.
 """
 
 import ast
@@ -33,7 +33,7 @@ def watch_starts() -> None:
 
 
 async def started(server: ServerBase[Any, Any], runtime: Runtime, **how: Any) -> int:
-    """The port of a toolset, once it is up. Raises `ToolsetError` as soon as its process has ended."""
+    """Wait until a toolset is up, and return its port. Raises `ToolsetError` as soon as its process has ended."""
     async with _places:
         before = set(_processes(runtime))
         starting = asyncio.create_task(_start(server, runtime, **how))

@@ -26,7 +26,7 @@ COMPLETION = {
 
 
 async def tried(spec: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The outcome of each row's episode, `path`, `body` and `seconds`, and the number of remaining processes. Raises
+    """Each row's outcome, as `path`, `body` and `seconds`, and the number of remaining processes. Raises
     `SpecError`."""
     slots = asyncio.Semaphore(AT_ONCE)
     async with AsyncExitStack() as stack:
