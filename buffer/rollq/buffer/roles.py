@@ -27,7 +27,7 @@ class CoordinatorBuffer(Coordination, Collecting, Inspection):
 
 
 class WorkerBuffer(Lending):
-    """Leases groups and puts results, and lends samples of them."""
+    """Leases groups, puts results, and lends samples to other workers."""
 
 
 class TrainerBuffer(Evaluations, Training, Living, Inspection):
@@ -35,8 +35,8 @@ class TrainerBuffer(Evaluations, Training, Living, Inspection):
 
 
 class ArchiverBuffer(Inspection, Archiving):
-    """Reads groups that leave, and releases them once they are in the archive."""
+    """Reads groups that leave the buffer, and releases groups once they are in the archive."""
 
 
 class MonitorBuffer(Inspection, Paging, Reporting):
-    """Reads, and records which state of the run it last reported."""
+    """Reads, and records the run state that was last reported."""

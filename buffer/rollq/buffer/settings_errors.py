@@ -1,6 +1,6 @@
 """Explains invalid settings: one line per problem, with the key, its value and the allowed values.
 
-No line shows a password: values of secret keys are left out, and passwords in URLs are masked.
+No line shows a password: secret keys' values are left out, and passwords in URLs are masked.
 """
 
 import difflib
@@ -32,10 +32,10 @@ _WORDS = {
     "float_parsing": "must be a number",
     "bool_parsing": "must be true or false",
 }
-"""Type of a pydantic error -> its meaning in TOML's terms."""
+"""Pydantic error type -> its meaning in TOML's terms."""
 
 _SAME_TYPE = {(bool, bool), (int, int), (float, float), (int, float)}
-"""Pairs of types, in the file and in the settings, that mean the same."""
+"""Pairs of types (in the file, in the settings) that mean the same."""
 
 Location = tuple[str | int, ...]
 """The keys that lead to a value."""
@@ -47,17 +47,17 @@ def explain(
     origins: Mapping[str, str] | None = None,
     place: Callable[[Location], Location] = tuple,
 ) -> list[str]:
-    """One line per problem that validating a `model` found.
+    """Return one line per problem that validating a `model` found.
 
-    With `model`, the line about an unknown key lists the allowed keys. `origins` maps the path of a key to the
-    environment variable of its value. `place` converts a location in the model to a place in the user's file, where the
-    two differ.
+    With `model`, the line about an unknown key lists the allowed keys. `origins` maps key paths to the environment
+    variables that set their values. `place` converts a location in the model to the location in the user's file, where
+    the two differ.
     """
     return [_line(details, model, origins or {}, place) for details in error.errors(include_url=False)]
 
 
 def explanation(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """All problems in one line, for messages that name their place themselves."""
+    """All problems in one line, for messages that name the location themselves."""
     return "; ".join(explain(error, model))
 
 
@@ -116,7 +116,7 @@ def _shown(path: str, value: Any) -> str:
 
 
 def _unknown(details: ErrorDetails, model: type[BaseModel] | None) -> str:
-    """The problem of a key that its table does not have, with the right key if it is known."""
+    """The problem with a key that its table does not have, including the right key if known."""
     *section, key = details["loc"]
     owner = None if model is None else _section_model(model, section)
     if owner is None:
@@ -134,7 +134,7 @@ def _hint(key: str, model: type[BaseModel] | None, owner: type[BaseModel]) -> st
 
 
 def _tables_with(key: str, model: type[BaseModel] | None, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The places of a key in the tables of a model; tables with names of their users are left out."""
+    """The paths of a key in a model's tables; tables that users name are left out."""
     for name, field in model.model_fields.items() if model else ():
         kind: Any = field.annotation
         tables: Iterable[type[BaseModel]] = [kind] if _is_model(kind) else _models(kind)
@@ -154,7 +154,7 @@ def _section_model(model: type[BaseModel], section: list[str | int]) -> type[Bas
 
 
 def _item_type(kind: Any, key: str | int) -> Any:
-    """The type of the item `key` of a model or dictionary type."""
+    """The type of item `key` in a model or dictionary type."""
     if _is_model(kind):
         field = kind.model_fields.get(str(key))
         return field.annotation if field else None
@@ -162,7 +162,7 @@ def _item_type(kind: Any, key: str | int) -> Any:
 
 
 def _models(kind: Any) -> Iterator[type[BaseModel]]:
-    """The settings classes of `Model | None`."""
+    """The settings classes in `Model | None`."""
     if get_origin(kind) in (Union, UnionType):
         yield from (part for part in get_args(kind) if _is_model(part))
 

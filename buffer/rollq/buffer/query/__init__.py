@@ -1,2 +1,2 @@
-"""Queries over groups: the language in which users write them, the reads that a query needs, and the calls that answer
-it."""
+"""Queries over groups: the language that users write them in, the reads that a query needs, and the calls that answer
+queries."""

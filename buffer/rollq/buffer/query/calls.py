@@ -1,4 +1,4 @@
-"""Queries, answered from the sorted sets and the groups' numbers. Payloads are read only to search texts."""
+"""Answers queries from the sorted sets and the groups' numbers. Payloads are read only to search texts."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,25 +50,24 @@ class Querying(Looking):
         sort: Sort | None = None,
         on_searched: Callable[[int], object] | None = None,
     ) -> list[GroupRecord]:
-        """The groups that match `query` (see `rollq.buffer.query.language`), by task, then in order of arrival; or in
-        the order of `sort`, which counts only samples that match a condition on single samples.
+        """Return the groups that match `query` (see `rollq.buffer.query.language`), by task, then in order of arrival;
+        or in the order of `sort`, which counts only samples that match a condition on single samples.
 
-        `limit` is the largest number of groups to return. See `matching`.
+        At most `limit` groups are returned. See `matching`.
 
         >>> [group.uid for group in buffer.query({"status": "completed", "staleness": {"$gte": 1}}, limit=10)]
         """
         return first_records(self.matching(query, on_searched), parse_query(query), sort, limit)
 
     def matching(self, query: Any, on_searched: Callable[[int], object] | None = None) -> Iterator[GroupRecord]:
-        """The groups that match `query`, by task, then in order of arrival.
+        """Yield the groups that match `query`, by task, then in order of arrival.
 
-        Reads only the ranges of sets that the query leaves (see `rollq.buffer.query.plan`), all of a task at one
-        instant, and then a few numbers of each group: a group that moves in between is reported with its new status,
-        and a group that leaves is left out. Raises `QueryError`, including for a task that the run does not have, and
-        `StoreLost`.
+        Reads only the set ranges that the query leaves (see `rollq.buffer.query.plan`), all of a task's at one instant,
+        and then a few numbers per group: a group that moves in between is reported with its new status, and a group
+        that leaves is left out. Raises `StoreLost`, and `QueryError`, including for a task that the run lacks.
 
-        A search in prompts or texts reads the samples of every group that may match the rest of the query;
-        `on_searched` is called with the number of groups read. Groups with unreadable samples are logged.
+        A search in prompts or texts reads the samples of every group that may match the rest of the query, and calls
+        `on_searched` with the number of groups read. Groups with unreadable samples are logged.
         """
         condition, tasks = parse_query(query), self.tasks()
         _check_task(query.get("task"), tasks)
@@ -86,7 +85,7 @@ class Querying(Looking):
     def _search(
         self, condition: Condition, candidates: Iterator[GroupRecord], on_searched: Callable[[int], object]
     ) -> Iterator[GroupRecord]:
-        """The candidates that match the condition, including their texts."""
+        """Yield the candidates that match the condition, including its conditions on texts."""
         while some := list(islice(candidates, GROUPS_PER_TRIP)):
             places = [(record.task, record.uid) for record in some]
             groups = {(group.task, group.group_id): group for group in by_task(self.look, places)}
@@ -145,7 +144,7 @@ def _text(value: bytes | None) -> str:
 
 
 def _record(task: str, group_id: int, clock: Clock, fields: Mapping[str, str]) -> GroupRecord:
-    """A group from its `_NUMBERS`. A step that is the score of a set is not among them."""
+    """A group from its `_NUMBERS`. These lack a step that is the score in a set."""
     status, letters = fields["status"], fields["letters"]
     admitted_for, trained_step = _number(fields["step"]), _number(fields["trained_step"])
     has_left = status == Status.LEAVING and fields["left"] == "trained"

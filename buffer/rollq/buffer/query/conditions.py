@@ -11,7 +11,7 @@ from rollq.buffer.rules.shards import task_of
 from rollq.buffer.wire.sample_outcomes import SampleOutcome
 
 IN_TEXTS: Final = frozenset({"prompt", "text"})
-"""Fields of `GroupTexts`, whose only operator is $contains."""
+"""Fields of `GroupTexts`; their only operator is $contains."""
 ORDERED: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "$gt": operator.gt,
     "$gte": operator.ge,
@@ -30,14 +30,14 @@ _EQUALITY: Final[Mapping[str, Callable[[frozenset[Any], Any], bool]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """`field` compared by one operator with `value` (a tuple for $in, $not_in and $between)."""
+    """Compares `field` with `value` (a tuple for $in, $not_in and $between) by one operator."""
 
     field: str
     operator: str
     value: Any
 
     def holds(self, record: GroupRecord, texts: GroupTexts | None = None) -> bool:
-        """Whether the field of the group matches. Without `texts`, conditions on texts count as matched."""
+        """Whether the group's field matches. Without `texts`, conditions on texts count as matched."""
         if self.field not in IN_TEXTS:
             return self.matches(getattr(record, self.field))
         return texts is None or self.matches(getattr(texts, self.field))
@@ -47,7 +47,7 @@ class Field:
         return self.field in IN_TEXTS
 
     def matches(self, found: Any) -> bool:
-        """Whether the operator accepts this value of the field, or one of the values if there are several."""
+        """Whether the operator accepts the field's value, or any of its values if there are several."""
         if self.operator in _EQUALITY:
             return _EQUALITY[self.operator](_equals(self.field, found), self.value)
         if self.operator == "$contains":
@@ -60,7 +60,7 @@ class Field:
 
 
 def _equals(field: str, found: Any) -> frozenset[Any]:
-    """The values that a field equals. A shard also equals its task."""
+    """The values that a field equals. A shard equals its task, too."""
     if isinstance(found, frozenset):
         return found
     return frozenset((found, task_of(found))) if field == "task" else frozenset((found,))

@@ -1,13 +1,13 @@
 """The query language: conditions on groups, as JSON. Pure: nothing here reads a server.
 
-`{"status": "completed", "staleness": {"$gte": 1}}`: a field with a value must equal it, a field with operators must
-satisfy them all, and several fields must all hold. `{}` holds for every group.
+`{"status": "completed", "staleness": {"$gte": 1}}`: a field with a value must equal the value, a field with operators
+must satisfy all of them, and several fields must all hold. `{}` holds for every group.
 
-`{"sample": {"reward": 0, "tokens": {"$gt": 100}}}` holds for a group if one of its samples meets all of it.
+`{"sample": {"reward": 0, "tokens": {"$gt": 100}}}` holds for a group if one of its samples meets every condition.
 
-operators of a field   $eq $ne $gt $gte $lt $lte, $in $not_in (a list), $between ([low, high], both included)
+field operators        $eq $ne $gt $gte $lt $lte, $in $not_in (a list), $between ([low, high], both included)
 ... of `error`         $contains (a text, in upper or lower case); `prompt` and `text` have only $contains
-operators of queries   $and $or (a list of queries; an empty $and holds for all, an empty $or for none)
+query operators        $and $or (a list of queries; an empty $and holds for all, an empty $or for none)
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import FinishReason, Status
 
 MAX_DEPTH = 32
-"""The deepest nesting of a query."""
+"""A query's deepest nesting."""
 MOST_NUMBER = 1e300
 """Numbers beyond this, and NaN, are refused."""
 
@@ -42,10 +42,10 @@ FIELDS: Final[Mapping[str, type]] = {
     "prompt": str,
     "text": str,
 }
-"""Field -> type of its values; a whole number is a number too."""
+"""Field -> type of its values; float fields accept whole numbers too."""
 SAMPLE = "sample"
 SAMPLE_FIELDS: Final = ("reward", "tokens", "finish_reason", "error", "failure")
-"""The fields of one sample, with the types that `FIELDS` has."""
+"""The fields of one sample, with the types in `FIELDS`."""
 
 _COMBINED: Final[Mapping[str, Callable[[tuple[Condition, ...]], Condition]]] = {"$and": AllOf, "$or": AnyOf}
 _EQUAL: Final = ("$eq", "$ne", "$in", "$not_in")
@@ -63,7 +63,7 @@ _MAY_BE_NONE: Final = frozenset({"reward", "min_reward", "max_reward", "tokens",
 
 
 def parse_query(query: Any) -> Condition:
-    """Parse a query, made of JSON values, into a condition. Raises `QueryError` naming the part that is invalid."""
+    """Parse a query, made of JSON values, into a condition. Raises `QueryError` naming the invalid part."""
     return _parse(query, 1)
 
 
@@ -137,7 +137,7 @@ def _value(field: str, where: str, operand: Any) -> Any:
 
 
 def _ordered_value(field: str, where: str, operand: Any) -> Any:
-    """A value that can be above or below others; the reward of a group that was not judged cannot."""
+    """Parse a value that can be above or below others; the reward of an unjudged group cannot be."""
     if FIELDS[field] is not str:
         if type(operand) not in (int, float) or not abs(operand) <= MOST_NUMBER:
             raise QueryError(f"{where}: must be a number, not {operand!r:.60}")
@@ -154,4 +154,4 @@ def _ordered_value(field: str, where: str, operand: Any) -> Any:
 _OPERANDS: Final[Mapping[str, Callable[[str, str, Any], Any]]] = {
     "$eq": _value, "$ne": _value, "$contains": _value, "$in": _values, "$not_in": _values, "$between": _bounds,
 }  # fmt: skip
-"""Operator -> the function that reads its operand; operators of order are not listed."""
+"""Operator -> the function that parses its operand; ordering operators are not listed."""

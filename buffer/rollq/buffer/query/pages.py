@@ -1,4 +1,4 @@
-"""Pages of groups: a few of each sorted set at a time, so that the work does not grow with the buffer."""
+"""Pages of groups: reads a few from each sorted set at a time, so that the work does not grow with the buffer."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -23,13 +23,13 @@ from rollq.buffer.wire.prompts import decode_prompt
 
 
 class Paging(Querying):
-    """Calls that read groups by the page."""
+    """Calls that read groups page by page."""
 
     def page(self, selection: Selection, *, after: str = "", limit: int = 50) -> Page:
-        """Up to `limit` groups of a selection; unless the selection is sorted, groups with the highest score of each
-        set come first. `after` comes from the previous page, and is "" for the first page. A search reads at most
-        `MOST_READ` groups, fewer if they are large, so an empty page may still have a next page. Groups that move
-        between pages may be missing or repeated. Raises `QueryError`, `StoreLost`.
+        """Return up to `limit` groups of a selection; unless the selection is sorted, each set's highest scores come
+        first. `after` comes from the previous page, and is "" for the first page. A search reads at most `MOST_READ`
+        groups, fewer if they are large, so an empty page may still have a next page. Groups that move between pages may
+        be missing or repeated. Raises `QueryError`, `StoreLost`.
         """
         limit = max(1, min(limit, MOST_ROWS))
         if selection.is_ranked:
@@ -51,8 +51,8 @@ class Paging(Querying):
         return filling.page(f"{place}.{rank}" if rank < sum(sizes[place:]) else None)
 
     def candidates(self, selection: Selection) -> Candidates:
-        """The groups that a ranked list may show, in its order, out of the first `MOST_SORTED` groups of the
-        selection."""
+        """The groups that a ranked list may show, in the list's order, among the selection's first `MOST_SORTED`
+        groups."""
         sets = list(self._sets(selection))
         sizes = self._sizes(sets)
         left, found = MOST_SORTED, list[Candidate]()
@@ -66,12 +66,12 @@ class Paging(Querying):
         return Candidates(sorted(found, key=lambda one: one.place), sum(sizes) > MOST_SORTED)
 
     def read_candidates(self, some: Sequence[Candidate], selection: Selection) -> Iterator[FoundGroup]:
-        """The groups of candidates that are still there, with their samples if these are searched."""
+        """The candidates' groups that are still there, with their samples if these are searched."""
         read = self.look if selection.searches_samples else self.glance
         return by_task(read, [(one.task, one.group_id) for one in some])
 
     def glance(self, task: str, group_ids: Sequence[int]) -> list[FoundGroup]:
-        """The groups in the buffer, without their samples; missing ones are left out. Raises `StoreLost`."""
+        """Those groups that are in the buffer, without their samples. Raises `StoreLost`."""
         keys, now_ms = task_keys(self.run, task), self.server_ms()
         calls = [("inspect", keys.clock, self.incarnation, group_id) for group_id in group_ids]
         hashes = zip(group_ids, map(texts, self.call_all(calls)), strict=True)
@@ -87,7 +87,7 @@ class Paging(Querying):
         ]  # fmt: skip
 
     def _sets(self, selection: Selection) -> "Iterator[_Set]":
-        """The sets of a selection. The batch of a step is a set too, and includes its groups that are leaving."""
+        """A selection's sets. A step's batch is a set too, and includes its groups that are leaving."""
         if selection.step is not None:
             for task in selection.tasks:
                 ids = self.groups_of_step(task, selection.step) + self.leaving_of_step(task, selection.step)
@@ -110,7 +110,7 @@ class Paging(Querying):
 
 
 class _Set(NamedTuple):
-    """The groups of a task with a status, or the groups `ids` of a batch."""
+    """A task's groups with a status, or a batch's groups `ids`."""
 
     task: str
     status: Status | None

@@ -1,10 +1,10 @@
-"""Plans a query: the tasks, statuses and ranges of scores that may match a condition. Pure.
+"""Plans a query: the tasks, statuses and score ranges that may match a condition. Pure.
 
 A plan covers every group that matches the condition, and may cover more: the reader checks the condition again.
 
-status                                 what its sorted set is scored by
-completed, aborted                     version that it counts as, then arrival; in an order that is not by version,
-                                       arrival, or for completed ones their priority
+status                                 score in its sorted set
+completed, aborted                     version that the group counts as, then arrival; in an order that is not by
+                                       version, arrival, or for completed groups their priority
 gathered, expired, filtered, failed    arrival
 claimed, archived, leaving             step
 the others                             step or deadline, which queries do not use
@@ -21,12 +21,12 @@ from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
 from rollq.buffer.values.rollouts import Status
 
 BY_VERSION: Final = "by_version"
-"""The index of completed and aborted groups by version, for every order of a task."""
+"""The index of completed and aborted groups by version, for tasks with any order."""
 
 _IN_VERSION_INDEX: Final = frozenset({Status.COMPLETED, Status.ABORTED})
 _BY_STEP: Final = frozenset({Status.CLAIMED, Status.ARCHIVED, Status.LEAVING})
 _OF_A_STEP: Final = _BY_STEP | {Status.PENDING, Status.RUNNING}
-"""The statuses of groups that have a step, as queries see it."""
+"""The statuses of groups that have a step, as queries see them."""
 _BY_ARRIVAL: Final = frozenset({Status.GATHERED, Status.EXPIRED, Status.FILTERED, Status.FAILED})
 
 
@@ -43,14 +43,14 @@ class Range:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether it excludes any number."""
+        """Whether the range excludes any number."""
         return self != _ALL
 
     def both(self, other: "Range") -> "Range":
         return Range(max(self.low, other.low), min(self.high, other.high))
 
     def either(self, other: "Range") -> "Range":
-        """The smallest range that covers the two."""
+        """The smallest range that covers both."""
         return Range(min(self.low, other.low), max(self.high, other.high))
 
 
@@ -60,7 +60,7 @@ _NONE: Final = Range(math.inf, -math.inf)
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The groups that are in one of these tasks and statuses, and in all ranges. Group ids are arrivals."""
+    """The groups in one of these tasks, one of these statuses, and all ranges. Group ids are arrivals."""
 
     tasks: frozenset[str]
     statuses: frozenset[Status] = frozenset(Status)
@@ -83,7 +83,7 @@ class Reach:
         )
 
     def either(self, other: "Reach") -> "Reach":
-        """The smallest reach that covers the two."""
+        """The smallest reach that covers both."""
         if self.is_empty or other.is_empty:
             return other if self.is_empty else self
         return Reach(
@@ -96,7 +96,7 @@ class Reach:
 
 
 def reach_of(condition: Condition, tasks: frozenset[str]) -> Reach:
-    """The reach of the groups of the run's `tasks` that may match `condition`."""
+    """The reach of the groups in the run's `tasks` that may match `condition`."""
     match condition:
         case AllOf(parts):
             return reduce(Reach.both, (reach_of(part, tasks) for part in parts), Reach(tasks))
@@ -108,7 +108,7 @@ def reach_of(condition: Condition, tasks: frozenset[str]) -> Reach:
 
 
 def steps_of(condition: Condition) -> Range:
-    """The train steps of groups that match `condition`, of any task."""
+    """The train steps of groups in any task that match `condition`."""
     match condition:
         case AllOf(parts):
             return reduce(Range.both, map(steps_of, parts), _ALL)
@@ -137,7 +137,7 @@ def _reach_of_field(condition: Field, tasks: frozenset[str]) -> Reach:
 
 
 def _range(condition: Field) -> Range:
-    """A range of whole numbers that includes all numbers that the condition accepts."""
+    """A range that includes all whole numbers that the condition accepts."""
     value = condition.value
     if value is None or (condition.operator == "$in" and None in value):
         return _ALL
@@ -154,12 +154,12 @@ _RANGES: Final[Mapping[str, Callable[[Any], Range]]] = {
     "$between": lambda value: Range(math.ceil(value[0]), math.floor(value[1])),
     "$in": lambda value: Range(math.ceil(min(value)), math.floor(max(value))) if value else _NONE,
 }
-"""The whole numbers that each operator accepts; an operator that is not listed accepts all."""
+"""The whole numbers that each operator accepts; unlisted operators accept all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Members of one sorted set (of a status, or `BY_VERSION`) whose score is from `low` (included) to `high`
+    """The members of one sorted set (a status, or `BY_VERSION`) with scores from `low` (included) to `high`
     (excluded)."""
 
     index: str
@@ -176,8 +176,8 @@ class ReadPlan:
 
 
 def plan_reads(reach: Reach, *, step: int, order: str, most_ids: int, token_shift: int = 0) -> ReadPlan:
-    """Plan the reads for a task of `order` whose next step is `step`. Up to `most_ids` ids are read without the sorted
-    sets.
+    """Plan the reads for a task with this `order` whose next step is `step`. Up to `most_ids` ids are read without the
+    sorted sets.
 
     `token_shift`, 0 or less, says how far the version that a group counts as may be below its oldest token's version
     (see `counted_version`).
@@ -192,7 +192,7 @@ def plan_reads(reach: Reach, *, step: int, order: str, most_ids: int, token_shif
 
 
 def _sorts_by_version(order: str, status: Status) -> bool:
-    """Whether the set of a status in the version index has the scores of that index; see `lua/common/orders.lua`."""
+    """Whether a status in the version index has a set with the same scores; see `lua/common/orders.lua`."""
     return order != "arrival" and (order != "priority" or status is not Status.COMPLETED)
 
 

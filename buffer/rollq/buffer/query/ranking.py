@@ -1,4 +1,4 @@
-"""The order of groups in lists: by a number of the group, or of its wanted samples. Pure."""
+"""Orders groups in lists by a number of the group, or of its wanted samples. Pure."""
 
 import heapq
 import math
@@ -13,7 +13,7 @@ from rollq.buffer.query.records import GroupRecord
 from rollq.buffer.wire.sample_outcomes import SampleOutcome, longest, rewards_of
 
 MOST_SORTED = 10_000
-"""The most groups that are sorted; if there are more, only the first groups are."""
+"""The most groups that are sorted; if there are more, only the first are."""
 LIST_SORTS = ("reward", "tokens", "step", "at", "tries")
 QUERY_SORTS = ("reward", "min_reward", "max_reward", "tokens", "tries", "staleness", "arrival")
 _ATTRIBUTES = {"at": "at_ms", "step": "listed_step"}
@@ -33,7 +33,7 @@ class Sort:
 
     @classmethod
     def parse(cls, text: str, known: Sequence[str]) -> Self:
-        """The order `[-]field`; the minus sign means descending. Raises `QueryError` for a field that is not
+        """Parse `[-]field`, where the minus sign means descending order. Raises `QueryError` for a field that is not
         `known`."""
         field = text.removeprefix("-")
         if field not in known:
@@ -43,15 +43,15 @@ class Sort:
         return cls(field, text.startswith("-"))
 
     def place(self, group: Any, wanted: Sequence[SampleOutcome] | None) -> float:
-        """The place of a group in the order. `wanted` are the samples that a condition on single samples accepts, None
-        without such a condition."""
+        """A group's sort key. `wanted` holds the samples that a condition on single samples accepts, None without such
+        a condition."""
         value = self._value(group, wanted)
         if value is None:
             return math.inf
         return -value if self.descending else value
 
     def sample_place(self, sample: SampleOutcome) -> float:
-        """The place of a sample in its group; if the order is by another field, all are equal."""
+        """A sample's sort key in its group; all keys are equal if the order is by another field."""
         value = sample.tokens if self.field == "tokens" else sample.reward if self.field in _OF_REWARDS else 0
         if value is None:
             return math.inf
@@ -68,7 +68,7 @@ class Sort:
 
 
 def without_repeats(records: Iterable[GroupRecord]) -> Iterator[GroupRecord]:
-    """The records, with only the first of each group."""
+    """Yield only the first record of each group."""
     seen = set[tuple[str, int]]()
     for record in records:
         if (name := (record.task, record.uid)) not in seen:
@@ -79,8 +79,8 @@ def without_repeats(records: Iterable[GroupRecord]) -> Iterator[GroupRecord]:
 def first_records(
     records: Iterable[GroupRecord], condition: Condition, sort: Sort | None, limit: int | None
 ) -> list[GroupRecord]:
-    """The first `limit` groups that match a condition (None means all groups), in the order of `sort`, or as they
-    arrive. At most `limit` groups are held at a time.
+    """Return the first `limit` groups that match a condition (None means all groups), in the order of `sort`, or as
+    they arrive. Holds at most `limit` groups at once.
     """
     if sort is None:
         return list(islice(records, limit))

@@ -1,4 +1,4 @@
-"""Selects and orders the groups of a list, and builds a page of it."""
+"""Selects and orders a list's groups, and builds a page of the list."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -20,15 +20,15 @@ SEARCHED_PER_TRIP = 4
 MOST_READ = 128
 """The most groups that a search reads for one page."""
 MOST_READ_BYTES = 32 << 20
-"""A search stops once it has read this many bytes of samples for one page."""
+"""A search for one page stops once it has read this many bytes of samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The groups of these tasks that have one of these statuses, in this order, or in the order of `sort`. Further
-    conditions limit the groups: `step` to the batch of a train step, `row` and `record` to groups whose prompt is in
-    this row of the prompts and is stored as this text, `sample` to groups with a sample that meets the whole condition,
-    and `prompt` and `text` to groups whose prompt or samples contain it, in upper or lower case; "" accepts any.
+    """These tasks' groups that have one of these statuses, in this order, or in the order of `sort`. Further conditions
+    limit the groups: `step` to a train step's batch, `row` and `record` to groups whose prompt is in this row of the
+    prompts and is stored as this text, `sample` to groups with a sample that meets the whole condition, and `prompt`
+    and `text` to groups whose prompt or samples contain this text, in upper or lower case; "" accepts any.
     """
 
     tasks: Sequence[str]
@@ -43,7 +43,7 @@ class Selection:
 
     @property
     def searches_texts(self) -> bool:
-        """Whether a prompt or samples must have a text."""
+        """Whether prompts or samples must contain a text."""
         return bool(self.prompt or self.text)
 
     @property
@@ -57,7 +57,7 @@ class Selection:
         return self.sort is not None or self.sample is not None or self.row is not None
 
     def place(self, group: Any, outcomes: Sequence[SampleOutcome]) -> float | None:
-        """The place of a group, or of its numbers, in a ranked list; None for a group that is not wanted."""
+        """The sort key of a group, or of its numbers, in a ranked list; None for an unwanted group."""
         if group.status not in self.statuses or self.row not in (None, group.row):
             return None
         wanted = None if self.sample is None else list(filter(self.sample.accepts, outcomes))
@@ -77,9 +77,8 @@ class Selection:
 
 
 class Page(NamedTuple):
-    """Some groups without their samples, the number of groups that were read to find them, and the start of the next
-    page, None at the end. `is_partial` is true if a ranked list did not examine all groups. `note` says what else is
-    missing."""
+    """Some groups without their samples, the number of groups read to find them, and the start of the next page, None
+    at the end. `is_partial` is true if a ranked list did not examine all groups. `note` says what else is missing."""
 
     groups: tuple[FoundGroup, ...]
     read: int
@@ -89,7 +88,8 @@ class Page(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A group that a ranked list may show, at its `place`. `where` is its location for the reader of the list."""
+    """A group that a ranked list may show, with its sort key `place`. `where` locates the group for the list's
+    reader."""
 
     place: float
     task: str
@@ -98,15 +98,15 @@ class Candidate(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The groups of a ranked list, in order. `is_partial` is true if not all groups were examined."""
+    """A ranked list's groups, in order. `is_partial` is true if not all groups were examined."""
 
     listed: Sequence[Candidate]
     is_partial: bool
 
 
 def parse_after(after: str) -> tuple[int, int]:
-    """The start of a page: the set of the selection, and the number of its groups on earlier pages. Raises
-    `QueryError`."""
+    """Parse the start of a page: the index of the selection's set, and how many of the set's groups are on earlier
+    pages. Raises `QueryError`."""
     if not re.fullmatch(r"(\d{1,9}\.\d{1,9})?", after):
         raise QueryError(f"after {after!r}: pass the value from the previous page")
     place, _, rank = after.partition(".")
@@ -115,8 +115,8 @@ def parse_after(after: str) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class Filling:
-    """A page of up to `limit` groups that is being filled. A search in prompts or texts reads at most `MOST_READ`
-    groups, and about `MOST_READ_BYTES` of samples."""
+    """Fills a page of up to `limit` groups. A search in prompts or texts reads at most `MOST_READ` groups, and about
+    `MOST_READ_BYTES` of samples."""
 
     selection: Selection
     limit: int
@@ -135,7 +135,7 @@ class Filling:
         return max(most, 0)
 
     def add(self, read: int, groups: Iterable[FoundGroup]) -> None:
-        """Add the wanted groups. The `read` groups were asked for, and `groups` are those still there."""
+        """Add the wanted groups among `groups`, which are still there of the `read` requested groups."""
         there = list(groups)
         self.read += read
         self.shown += filter(self.selection.holds, there)
@@ -143,12 +143,12 @@ class Filling:
             self.read_bytes += sum(int(group.fields.get("bytes") or 0) for group in there)
 
     def page(self, after: str | None, *, is_partial: bool = False) -> Page:
-        """The page as it is now, with the place of the next page."""
+        """The page as it is now, with the start of the next page."""
         return Page(tuple(self.shown), self.read, after, is_partial)
 
 
 Reader = Callable[[Sequence[Candidate], Selection], Iterable[FoundGroup]]
-"""Reads the groups of some candidates, in their order, except those that are gone."""
+"""Reads some candidates' groups, in order, except groups that are gone."""
 
 
 def ranked_page(found: Candidates, selection: Selection, read: Reader, *, after: str, limit: int) -> Page:

@@ -1,4 +1,4 @@
-"""The texts of a group that a query can search."""
+"""A group's texts that queries can search."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,8 +12,7 @@ _NOT_SAID = ("role", "type", "id", "tool_call_id")
 
 @dataclass(frozen=True, slots=True)
 class GroupTexts:
-    """The texts of a group that are searched: its whole prompt, and the texts of its samples and their
-    conversations."""
+    """A group's searched texts: its whole prompt, and the texts of its samples and their conversations."""
 
     prompt: str
     text: str
@@ -29,7 +28,7 @@ def texts_of(content: Any, samples: Iterable[Sample]) -> GroupTexts:
 
 
 def _said(value: Any) -> list[str]:
-    """Every text in messages, without their roles and ids."""
+    """All texts in messages, without roles and ids."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""Converts rewards to advantages over the whole batch of a step, before it is split among ranks.
+"""Converts rewards to advantages over a step's whole batch, before the batch is split among ranks.
 
-Invariant: a sample that did not complete gets advantage 0 and takes no part in any baseline or deviation.
+Invariant: a sample that did not complete gets advantage 0 and is left out of every baseline and deviation.
 `Batch` computes every rank's share from the same call, so gradients do not depend on the number of ranks.
 """
 
@@ -61,7 +61,7 @@ class AdvantageSettings(Settings):
 
     @property
     def fewer(self) -> int:
-        """The divisor of the squares is the number of samples minus this."""
+        """Squares are divided by the number of samples minus this."""
         return int(self.deviation == "sample")
 
     @model_validator(mode="after")
@@ -92,10 +92,10 @@ def advantages(
 ) -> Float32Array:
     """Advantages float32 [N] of N samples; 0 where `valid` is False.
 
-    `rewards` float [N] (ignored where not valid), `groups` int [N] group index of each sample from 0, `valid` bool [N],
-    `tasks` int [N] task index of each sample from 0 (None means that all belong to one task). `lengths` int [N] loss
-    tokens of each sample, which baseline `opo` needs (None means that all are equal). A group of one sample has
-    deviation 0 and advantage 0. With `pass_k` > 1, a group of at most `pass_k` samples has advantage 0.
+    `rewards` float [N] is ignored where `valid` bool [N] is False. `groups` int [N] and `tasks` int [N] map samples to
+    group and task indices from 0 (without `tasks`, all belong to one task). `lengths` int [N] counts each sample's loss
+    tokens, which baseline `opo` needs (None means that all counts are equal). A group of one sample has deviation 0 and
+    advantage 0. With `pass_k` > 1, a group of at most `pass_k` samples has advantage 0.
     """
     keep = np.asarray(valid, dtype=np.bool_)
     group = np.asarray(groups, dtype=np.int64)
@@ -114,11 +114,11 @@ def advantages(
 
 
 def draw_weights(probabilities: npt.ArrayLike, tasks: npt.ArrayLike, correction: float) -> Float32Array:
-    """Factors float32 [G] for the advantages of G groups, which correct for the probabilities of their draws.
+    """Factors float32 [G] for the advantages of G groups, which correct for the groups' draw probabilities.
 
-    `probabilities` float [G], NaN for a group that was not drawn, and `tasks` int [G] the task index of each from 0. A
-    factor is (lowest probability of the task's groups / own probability) ** correction, so the largest is 1: the
-    importance weights of prioritized experience replay (Schaul et al. 2016, arXiv:1511.05952).
+    `probabilities` float [G] is NaN for a group that was not drawn, and `tasks` int [G] maps groups to task indices
+    from 0. A factor is (lowest probability among the task's groups / own probability) ** correction, so the largest is
+    1: the importance weights of prioritized experience replay (Schaul et al. 2016, arXiv:1511.05952).
     """
     drawn, task = np.asarray(probabilities, np.float64), np.asarray(tasks, np.int64)
     weights = np.ones(len(drawn))
@@ -129,10 +129,10 @@ def draw_weights(probabilities: npt.ArrayLike, tasks: npt.ArrayLike, correction:
 
 
 def no_advantage(rewards: Sequence[float]) -> bool:
-    """Whether the valid samples of a group, with these rewards, all have advantage 0.
+    """Whether a group's valid samples, with these rewards, all have advantage 0.
 
-    Rewards that differ by no more than `SAME_REWARD` count as the same: a score changes that much when its terms are
-    added in another order or stored as float32, and a deviation below the default `eps` gives almost no advantage.
+    Rewards that differ by no more than `SAME_REWARD` count as equal: a score changes that much when its terms are added
+    in another order or stored as float32, and a deviation below the default `eps` gives almost no advantage.
     """
     return not rewards or max(rewards) - min(rewards) <= SAME_REWARD
 
@@ -145,7 +145,7 @@ def _centred(
     weight: Float64Array,
     keep: BoolArray,
 ) -> Float64Array:
-    """The rewards less the baseline of each."""
+    """Subtract each sample's baseline from its reward."""
     match settings.baseline:
         case "group":
             return reward - _mean(reward, group, keep)
@@ -179,18 +179,18 @@ def _pass_k(
 
 
 def _count(pool: npt.NDArray[np.int64], keep: BoolArray) -> Float64Array:
-    """Valid samples in each sample's pool, [N]."""
+    """The number of valid samples in each sample's pool, [N]."""
     return np.bincount(pool[keep], minlength=int(pool.max()) + 1).astype(np.float64)[pool]
 
 
 def _mean(values: Float64Array, pool: npt.NDArray[np.int64], keep: BoolArray) -> Float64Array:
-    """Mean over the valid samples of each sample's pool, [N]; 0 where none is valid."""
+    """The mean over the valid samples in each sample's pool, [N]; 0 where no sample is valid."""
     sums = np.bincount(pool, weights=np.where(keep, values, 0.0), minlength=int(pool.max()) + 1)[pool]
     return np.asarray(sums / np.maximum(_count(pool, keep), 1.0))
 
 
 def _deviation(rewards: Float64Array, pool: npt.NDArray[np.int64], keep: BoolArray, fewer: int) -> Float64Array:
-    """Standard deviation over the n valid samples of each sample's pool, [N]; squares are divided by n - `fewer`."""
+    """The standard deviation over the n valid samples in each sample's pool, [N]; divides squares by n - `fewer`."""
     count = _count(pool, keep)
     squares = _mean((rewards - _mean(rewards, pool, keep)) ** 2, pool, keep) * count
     return np.asarray(np.sqrt(squares / np.maximum(count - fewer, 1.0)))

@@ -1,11 +1,11 @@
-"""The results that k samples of a prompt would have: pass@k, best@k and worst@k, from n samples, without bias."""
+"""Estimates, without bias and from n samples, the results that k samples would have: pass@k, best@k and worst@k."""
 
 from collections.abc import Iterator, Sequence
 from math import comb
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """The probability that one of k samples passes, if `passed` of n `samples` have: 1 - C(n - c, k) / C(n, k).
+    """The probability that one of k samples passes, if c = `passed` of n = `samples` did: 1 - C(n - c, k) / C(n, k).
 
     From Chen et al. 2021, arXiv:2107.03374. Raises `ValueError` unless 1 <= k <= n.
     """
@@ -14,10 +14,10 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def best_at_k(rewards: Sequence[float], k: int) -> float:
-    """The expected highest reward of k of these n rewards: the mean over all choices of k.
+    """The expected highest reward among k of these n rewards: the mean over all choices of k.
 
-    The reward of rank i, from 1 for the lowest, is the highest of C(i - 1, k - 1) choices out of C(n, k): k / n for
-    the highest rank, and (i - k + 1) / i times the share of rank i + 1 for rank i. Raises `ValueError` unless
+    The reward of rank i, from 1 for the lowest, is the highest in C(i - 1, k - 1) of C(n, k) choices: a share of k / n
+    for the highest rank, and for rank i, (i - k + 1) / i times the share of rank i + 1. Raises `ValueError` unless
     1 <= k <= n.
     """
     _check(len(rewards), k)
@@ -29,7 +29,7 @@ def best_at_k(rewards: Sequence[float], k: int) -> float:
 
 
 def worst_at_k(rewards: Sequence[float], k: int) -> float:
-    """The expected lowest reward of k of these n rewards. Raises `ValueError` unless 1 <= k <= n."""
+    """The expected lowest reward among k of these n rewards. Raises `ValueError` unless 1 <= k <= n."""
     return -best_at_k([-reward for reward in rewards], k)
 
 

@@ -1,8 +1,8 @@
-"""Credit: the rewards of single tokens and turns of a sample, and the resulting advantages. Pure.
+"""Credit: the rewards of a sample's single tokens and turns, and the resulting advantages. Pure.
 
-Token rewards are stored as the named array `token_rewards`, float32 [R] over the response tokens of each segment. A
-*step* is a unit with a separate return: a token, or a turn of the model. Workers put the reward of a turn on its last
-token, and the trainer adds the rewards up by steps.
+Token rewards are stored as the named array `token_rewards`, float32 [R] over each segment's response tokens. A *step*
+is a unit with a separate return: a token, or a turn of the model. Workers put a turn's reward on its last token, and
+the trainer sums the rewards of each step.
 """
 
 from collections.abc import Sequence
@@ -22,22 +22,22 @@ StepKind = Literal["tokens", "turns"]
 TOKEN_REWARDS: Final = "token_rewards"
 """Name of the array in `Segment.arrays`."""
 TURN_REWARDS: Final = "turn_rewards"
-"""Name of the list in `Sample.extra` of an environment's rewards: a number for each turn of the model."""
+"""Name of the list in `Sample.extra` with an environment's rewards: a number for each turn of the model."""
 JUDGED_REWARD: Final = "judged_reward"
-"""Name in `Sample.extra` of the judge's reward, if a penalty has changed the reward."""
+"""Name in `Sample.extra` for the judge's reward, if a penalty has changed the reward."""
 
 
 def judged_reward(sample: Sample) -> float | None:
-    """The judge's reward of a sample, before a length penalty."""
+    """The judge's reward for a sample, before a length penalty."""
     judged: float | None = sample.extra.get(JUDGED_REWARD, sample.reward)
     return judged
 
 
 def steps_of(segments: Sequence[Segment], kind: StepKind) -> Int64Array:
-    """The step of each response token of a sample, over all segments, from 0, int64 [R].
+    """The step, from 0, of each response token in all of a sample's segments, int64 [R].
 
-    A turn is a run of the model's tokens in a segment. Tokens of the environment belong to the step before them. A
-    sample without a token in the loss counts as if all were the model's.
+    A turn is a run of the model's tokens in a segment. The environment's tokens belong to the step before them. If no
+    token is in the loss, all tokens count as the model's.
     """
     masks = [_mask(segment) for segment in segments]
     if not any(mask.any() for mask in masks):
@@ -49,7 +49,7 @@ def steps_of(segments: Sequence[Segment], kind: StepKind) -> Int64Array:
 
 
 def last_tokens(segments: Sequence[Segment], kind: StepKind) -> Int64Array:
-    """The model's last token in each step of a sample, int64 [K], by index into all response tokens."""
+    """The indices, among all response tokens, of the model's last token in each of a sample's steps, int64 [K]."""
     masks = np.concatenate([np.zeros(0, np.bool_), *map(_mask, segments)])
     own = np.flatnonzero(masks) if masks.any() else np.arange(len(masks))
     steps = steps_of(segments, kind)[own]
@@ -64,16 +64,17 @@ def token_advantages(
     *,
     discount: float = 1.0,
 ) -> list[Float32Array]:
-    """The advantages of the tokens of N samples, float32 [R_i] each: the return, compared with the group's.
+    """Token advantages for N samples, float32 [R_i] each: the return, compared with the group's returns.
 
-    `rewards` float [R_i] of each sample's tokens; `steps` int [R_i], the step of each token, from 0 and never falling;
-    `groups` int [N], the group of each sample, from 0. A step's reward is the sum of its tokens', and its return is
-    G_k = reward_k + `discount` G_(k+1). The advantage of all its tokens is (G_k - baseline) / scale.
+    For each sample, `rewards` float [R_i] holds its tokens' rewards, and `steps` int [R_i] maps tokens to steps, from 0
+    and never falling; `groups` int [N] maps samples to groups, from 0. A step's reward is the sum of its tokens'
+    rewards, and its return is G_k = reward_k + `discount` G_(k+1). All its tokens have the advantage
+    (G_k - baseline) / scale.
 
-    `settings` chooses baseline and scale: mean and deviation of the returns in the group. Each sample has the same
-    weight in these, however many steps it has. So a reward on the last token, without a discount, gives every token the
-    advantage that `rollq.buffer.rewards.advantages.advantages` gives its sample. Means of a batch, OPO and pass@k are
-    not supported. Raises `ConfigError` for them.
+    `settings` chooses baseline and scale: mean and deviation of the group's returns, in which each sample has the same
+    weight, however many steps it has. So a reward on the last token, without a discount, gives every token the
+    advantage that `rollq.buffer.rewards.advantages.advantages` gives its sample. Raises `ConfigError` for batch means,
+    OPO and pass@k, which are not supported.
     """
     _check_supported(settings)
     if not len(rewards):
@@ -107,7 +108,7 @@ def _mask(segment: Segment) -> BoolArray:
 def _returns(
     rewards: Sequence[Float64Array], steps: Sequence[Int64Array], discount: float
 ) -> tuple[Float64Array, BoolArray]:
-    """The returns of the steps of N samples, float64 [N, K], and which of these places are steps, bool [N, K]."""
+    """The step returns of N samples, float64 [N, K], and which entries are steps, bool [N, K]."""
     counts = np.array([step[-1] + 1 if len(step) else 0 for step in steps])
     most = int(counts.max())
     returns = np.zeros((len(rewards), most))

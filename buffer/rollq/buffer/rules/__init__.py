@@ -1,1 +1,1 @@
-"""The rules of a task, and decisions that follow from them. Nothing here talks to a server."""
+"""A task's rules, and decisions that follow from them. Nothing here talks to a server."""

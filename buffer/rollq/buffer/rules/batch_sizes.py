@@ -1,20 +1,20 @@
-"""How many groups of each task the batch of a step takes. Pure."""
+"""How many groups of each task a step's batch takes. Pure."""
 
 import math
 from collections.abc import Sequence
 from fractions import Fraction
 
 Schedule = Sequence[tuple[int, int]]
-"""(step, groups) in ascending order of steps: the groups in a batch from that train step on."""
+"""(step, groups) in ascending step order: the number of groups in a batch from that train step on."""
 
 
 def groups_at(batch_groups: int, schedule: Schedule, step: int) -> int:
-    """Groups in the batch of `step` (from 1)."""
+    """The number of groups in the batch of `step` (from 1)."""
     return next((groups for first, groups in reversed(schedule) if first <= step), batch_groups)
 
 
 def groups_through(batch_groups: int, schedule: Schedule, step: int) -> int:
-    """Groups in the batches of steps 1 to `step` together; the buffer's functions compute the same."""
+    """The total number of groups in the batches of steps 1 to `step`; the buffer's functions compute the same."""
     total, start, size = 0, 1, batch_groups
     for first, groups in schedule:
         if first > step:
@@ -24,15 +24,15 @@ def groups_through(batch_groups: int, schedule: Schedule, step: int) -> int:
 
 
 def is_retired(batch_groups: int, schedule: Schedule, step: int) -> bool:
-    """Whether no batch takes groups of a task, from the batch of `step` on."""
+    """Whether, from `step` on, no batch takes groups of a task."""
     later = [groups for first, groups in schedule if first > step]
     return not any([groups_at(batch_groups, schedule, step), *later])
 
 
 def share_by_weight(total: int, weights: Sequence[tuple[str, float]]) -> dict[str, int]:
-    """Share `total` groups over tasks by (name, weight): the largest remainder method (Hamilton 1792).
+    """Share `total` groups among tasks by (name, weight): the largest remainder method (Hamilton 1792).
 
-    Every task gets its share rounded down; what is left goes to the largest remainders, ties in the order given.
+    Every task gets its share rounded down; the rest goes to the largest remainders, with ties in the given order.
     Raises `ValueError` for a name that is listed twice, a negative total or weight, and weights that are all 0.
     """
     if total < 0:

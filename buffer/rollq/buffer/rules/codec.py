@@ -1,7 +1,7 @@
-"""A task's rules as fields of its clock, and back.
+"""Encodes a task's rules as fields of its clock, and decodes them.
 
-Every field of `TaskRules` becomes one field of the clock, under the same name and as `str` of its value, unless a table
-below says otherwise. The Redis functions also read fields that are derived from the rules; these are only written.
+Every field of `TaskRules` becomes a clock field with the same name and `str` of its value, unless a table below says
+otherwise. The Redis functions also read fields that are derived from the rules; these are only written.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -51,19 +51,19 @@ _DERIVED: Mapping[str, Callable[[TaskRules], object]] = {
 
 
 def encode_rules(rules: TaskRules) -> dict[str, str]:
-    """A task's rules as fields of its clock: every field of `TaskRules`, and the fields that are derived from them."""
+    """Encode a task's rules as clock fields: every field of `TaskRules`, and the fields derived from them."""
     own = {_RENAMED.get(name, name): str(_encode(name, rules)) for name in TaskRules.model_fields}
     return own | {name: str(derive(rules)) for name, derive in _DERIVED.items()}
 
 
 def fields_of(names: Iterable[str]) -> list[str]:
-    """The fields of a clock that change with these rules: the rules' own fields, derived fields, and a default that
-    depends on them."""
+    """The clock fields that change with these rules: the rules' own fields, derived fields, and a default that depends
+    on them."""
     return [*(_RENAMED.get(name, name) for name in names), *_DERIVED, _RENAMED["max_token_staleness"]]
 
 
 def decode_rules(clock: Mapping[str, str]) -> TaskRules:
-    """The rules that `encode_rules` wrote to a clock; a rule that an older rollq did not know has its default.
+    """Decode the rules that `encode_rules` wrote to a clock; a rule unknown to an older rollq gets its default.
 
     `min_valid_samples` comes back as its value, and `max_token_staleness` as None when it masks nothing.
     """

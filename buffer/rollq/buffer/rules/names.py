@@ -8,7 +8,7 @@ NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]{1,64}")
 
 
 def is_name(text: bytes) -> bool:
-    """Whether the server's name of a run or task is valid."""
+    """Whether the server's name for a run or task is valid."""
     return NAME.fullmatch(text.decode(errors="replace")) is not None
 
 

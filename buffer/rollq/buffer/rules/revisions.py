@@ -1,4 +1,4 @@
-"""Changes of a task's rules while its run is alive. Pure."""
+"""Changes a task's rules while its run is alive. Pure."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +22,10 @@ _SIZES: Final = frozenset({"batch_groups", "schedule"})
 @dataclass(frozen=True, slots=True)
 class Revision:
     """One revision of a task's rules. The first revision has the rules that the task was created with. `step` is the
-    first train step that was claimed, or can be, under these rules. `changes` maps the name of a rule to its value
-    before and after, as text. `by` is the host and the process that asked for the change. If a new weight divided the
-    whole batch again, `batch` has the groups of every task that was to change. `first_groups` is the number of groups
-    in batches before any schedule.
+    first train step that was claimed, or can be, under these rules. `changes` maps rule names to the values before and
+    after, as text. `by` names the host and process that asked for the change. If a new weight divided the whole batch
+    again, `batch` has the group count of every task that was to change. `first_groups` is the number of groups in
+    batches before any schedule.
     """
 
     number: int
@@ -38,7 +38,7 @@ class Revision:
 
     @property
     def text(self) -> str:
-        """One line for display: the changes, by the names of settings, and the first step that has them."""
+        """One line for display: the changes, by setting name, and the first step that has them."""
         changed, sizes = self._changed()
         parts = [part for part in (f"{changed} from step {self.step} on" if changed else "", sizes) if part]
         return f"revision {self.number}: {'; '.join(parts) or 'nothing changed'}"
@@ -49,7 +49,7 @@ class Revision:
         return "; ".join(part for part in self._changed() if part)
 
     def _changed(self) -> tuple[str, str]:
-        """The rules that have changed, and the changed batch sizes of later steps; empty if nothing has changed."""
+        """The changed rules, and later steps' changed batch sizes; empty if nothing has changed."""
         sizes = list(self._sizes())
         changed = {name: f"{name} {before} -> {after}" for name, (before, after) in self.changes.items()}
         changed.pop("schedule", None)
@@ -58,7 +58,7 @@ class Revision:
         return ", ".join(changed.values()), ", ".join([*weight, *sizes]) + shared
 
     def _sizes(self) -> Iterator[str]:
-        """The changes of the groups in the batches, from the first step with another number."""
+        """The changed numbers of groups in batches, from the first step with a different number."""
         before, after = (_parse_schedule(text) for text in self.changes.get("schedule", ("none", "none")))
         former = (0, 0)
         for step in sorted(dict([*before, *after])):
@@ -85,13 +85,13 @@ def differences(before: TaskRules, after: TaskRules) -> dict[str, tuple[str, str
 
 
 def _parse_schedule(text: str) -> Schedule:
-    """A schedule from the text that `shown` made of it."""
+    """Parse the text that `shown` made from a schedule."""
     entries = [] if text == "none" else [entry.split(":") for entry in text.split(",")]
     return [(int(step), int(groups)) for step, groups in entries]
 
 
 def shown(value: Any) -> str:
-    """The value of a rule as users write it."""
+    """A rule's value as users write it."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -102,7 +102,7 @@ def shown(value: Any) -> str:
 
 
 def changed_by_hand(rules: TaskRules, changes: Mapping[str, Any], step: int) -> TaskRules:
-    """The rules with `changes` (name -> value or its text). Batches have the new `batch_groups` from `step` on.
+    """The rules with `changes` (name -> value or its text) applied. Batches use the new `batch_groups` from `step` on.
 
     Raises `ConfigError` naming a rule that is unknown, cannot change, or would be invalid.
     """
@@ -129,10 +129,10 @@ def _check_changeable(name: str) -> None:
 
 
 def changed_by_file(rules: TaskRules, former: TaskRules, file: TaskRules, step: int) -> TaskRules:
-    """The rules with the edits of a settings file, from `former` to `file`.
+    """The rules with a settings file's edits, from `former` to `file`, applied.
 
-    A rule that the file did not change keeps its value, even if it was changed by hand. Batches have the sizes of the
-    file from `step` on.
+    A rule that the file did not change keeps its value, even if it was changed by hand. Batches have the file's sizes
+    from `step` on.
 
     Raises `ConfigError` naming a rule that cannot change.
     """
@@ -154,17 +154,17 @@ def changed_by_file(rules: TaskRules, former: TaskRules, file: TaskRules, step: 
 
 
 def _later_sizes(rules: TaskRules, step: int) -> list[tuple[int, int]]:
-    """The entries of the schedule after `step`."""
+    """The schedule's entries after `step`."""
     return [(at, groups) for at, groups in rules.schedule if at > step]
 
 
 def sizes_by_weight(
     tasks: Mapping[str, Sequence[TaskRules]], weights: Mapping[str, float], step: int
 ) -> dict[str, int]:
-    """Groups of each task in the batch of `step` when `weights` share the groups of all. Tasks without groups there,
-    such as retired tasks, get none.
+    """Divide the groups in the batch of `step` among tasks by `weights`; returns each task's number. Tasks without
+    groups in it, such as retired tasks, get none.
 
-    `tasks` has the rules of each task's shards. Raises `ConfigError` when a later step has other sizes already, and for
+    `tasks` maps each task to its shards' rules. Raises `ConfigError` if a later step already has other sizes, and for
     weights that cannot be used.
     """
     for task, shards in tasks.items():
@@ -192,9 +192,9 @@ def _shared(groups: int, weights: Sequence[tuple[str, float]]) -> dict[str, int]
 def unfinished_batch(
     tasks: Mapping[str, TaskRules], revisions: Mapping[str, Sequence[Revision]], step: int
 ) -> Mapping[str, int]:
-    """The groups of each task that the last new weight was to give to the batch of `step`, if the change was
-    interrupted between two tasks, otherwise empty. `tasks` and `revisions` are the rules of all tasks and their
-    revisions. A task whose size was changed later counts as finished.
+    """The number of groups per task that the last new weight was to give to the batch of `step`, if the change was
+    interrupted between two tasks; otherwise empty. `tasks` and `revisions` hold all tasks' rules and revisions. A task
+    whose size was changed later counts as finished.
     """
     shared = [revision for of_task in revisions.values() for revision in of_task if revision.batch]
     last = max(shared, key=attrgetter("time_s"), default=None)
@@ -210,7 +210,7 @@ def _has_new_sizes(revisions: Sequence[Revision], since_s: float) -> bool:
 
 
 def for_shards(changes: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Divide the changes of a task among its `count` shards, which share its numbers of groups.
+    """Divide a task's changes among its `count` shards, which share its group counts.
 
     Raises `ConfigError` for a number of groups that is not a whole number.
     """
@@ -223,7 +223,7 @@ def for_shards(changes: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
 
 
 def _schedule(rules: TaskRules, step: int, sizes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The schedule of `rules` before `step`, and `sizes` from then on; without entries that change nothing."""
+    """The schedule in `rules` before `step`, and `sizes` from then on, without entries that change nothing."""
     changes: list[tuple[int, int]] = []
     for at, groups in [*(entry for entry in rules.schedule if entry[0] < step), *sizes]:
         if groups != groups_at(rules.batch_groups, changes, at):

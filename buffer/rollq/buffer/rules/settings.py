@@ -1,4 +1,4 @@
-"""Settings that every role shares: the servers, and the rules of a task that the buffer itself keeps.
+"""Settings that every role shares: the servers, and the task rules that the buffer itself keeps.
 
 Each role defines its own sections in its own package; `rollq.cli.settings.model` composes them into `rollq.toml`.
 Unknown keys are errors everywhere.
@@ -23,7 +23,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
     REMOVED: ClassVar[Mapping[str, str]] = {}
-    """Former key -> the value of the constant that replaced it, in words, for the error that refuses the key."""
+    """Former key -> in words, the value of the constant that replaced it, for the error that refuses the key."""
 
 
 class RedisSettings(Settings):
@@ -165,12 +165,12 @@ class TaskRules(GroupRules):
 
     @property
     def stale_threshold(self) -> int:
-        """A group is too old when the staleness of one of its tokens reaches this (train steps)."""
+        """A group is too old when any of its tokens reaches this staleness (train steps)."""
         return stale_threshold(self.max_staleness, self.sync_weights_interval)
 
     @property
     def token_threshold(self) -> int:
-        """A token is masked when its staleness reaches this (train steps)."""
+        """A token is masked when it reaches this staleness (train steps)."""
         syncs = self.max_staleness if self.max_token_staleness is None else self.max_token_staleness
         return stale_threshold(syncs, self.sync_weights_interval)
 
@@ -214,7 +214,7 @@ class TaskRules(GroupRules):
         return self
 
     def groups_at(self, step: int) -> int:
-        """Groups of the task in the batch of `step` (from 1)."""
+        """The task's number of groups in the batch of `step` (from 1)."""
         return groups_at(self.batch_groups, self.schedule, step)
 
 

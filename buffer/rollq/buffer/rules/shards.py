@@ -1,8 +1,8 @@
-"""A task with `shards = n` is n tasks of the buffer: `math.1of3`, `math.2of3` and `math.3of3`. Pure.
+"""A task with `shards = n` becomes n tasks in the buffer, such as `math.1of3`, `math.2of3` and `math.3of3`. Pure.
 
-On a cluster, all that a task's functions touch is on one primary; shards are in different slots, so several primaries
-share the work. The batch and the bounds are split when settings become tasks of the buffer. After that, shards are
-tasks like all others, until a result is shown by task.
+On a cluster, everything that a task's functions touch is on one primary; shards are in different slots, so several
+primaries share the work. The batch and the bounds are split when settings become tasks in the buffer. After that,
+shards are tasks like all others, until a result is shown by task.
 """
 
 import math
@@ -36,7 +36,7 @@ def shard_names(task: str, count: int) -> list[str]:
 
 
 def shard_of(name: str) -> Shard:
-    """The shard that a task of the buffer is, by its name; the only shard if the name has none."""
+    """The shard that a buffer task's name names; the only shard if the name has no number."""
     matched = _SHARD.fullmatch(name)
     if matched is None:
         return Shard(name, 1, 1)
@@ -45,18 +45,18 @@ def shard_of(name: str) -> Shard:
 
 
 def task_of(name: str) -> str:
-    """The task of `rollq.toml` that a task of the buffer belongs to."""
+    """The task in `rollq.toml` that a buffer task belongs to."""
     return shard_of(name).task
 
 
 def shards_among(known: Iterable[str], task: str) -> list[str]:
-    """The names among `known` that are `task`, or shards of it."""
+    """The names in `known` that are `task` or its shards."""
     return [name for name in known if task in (name, task_of(name))]
 
 
 def check_task_name(name: str) -> str:
-    """Return the name of a task of `rollq.toml`. Raises `ConfigError` if it does not fit into keys or looks like a
-    shard's."""
+    """Return the name of a task in `rollq.toml`. Raises `ConfigError` if the name does not fit into keys or looks like
+    a shard's name."""
     check_name("task", name)
     if task_of(name) != name:
         raise ConfigError(f"task name {name!r}: names of this form belong to shards; choose another")
@@ -64,7 +64,7 @@ def check_task_name(name: str) -> str:
 
 
 def split(groups: int, count: int) -> list[int]:
-    """`groups` split into `count` parts, as evenly as possible; the first parts get the remainder."""
+    """Split `groups` into `count` parts, as evenly as possible; the first parts get the remainder."""
     each, left_over = divmod(groups, count)
     return [each + (index < left_over) for index in range(count)]
 
@@ -75,7 +75,7 @@ def _split_schedule(schedule: Sequence[tuple[int, int]], count: int) -> list[tup
 
 
 def _split_window(groups: int, count: int) -> list[int]:
-    """Rounded up, so that no shard gets none; 0 and -1 have a meaning and stay."""
+    """Each shard's share, rounded up so that it is never 0; the special values 0 and -1 stay."""
     return [math.ceil(groups / count) if groups > 0 else groups] * count
 
 
@@ -86,17 +86,17 @@ SHARED: Final[Mapping[str, Callable[[Any, int], Sequence[Any]]]] = {
     "schedule": _split_schedule,
     "tail_batch_trigger_size": _split_window,
 }
-"""Rules of a task that are numbers of groups, and how its shards share them."""
+"""A task's rules that are group counts, and how its shards share them."""
 
 
 def split_rules(rules: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Divide some rules of a task (name -> value) among its `count` shards."""
+    """Divide some of a task's rules (name -> value) among its `count` shards."""
     parts = {name: SHARED[name](value, count) if name in SHARED else [value] * count for name, value in rules.items()}
     return [{name: values[index] for name, values in parts.items()} for index in range(count)]
 
 
 def add_up(shards: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
-    """Numbers by name, each the sum over all shards."""
+    """Sum each named number over all shards."""
     total: dict[str, Number] = {}
     for shard in shards:
         for name, number in shard.items():
@@ -105,7 +105,7 @@ def add_up(shards: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
 
 
 def check_shards(known: Iterable[str], wanted: Iterable[str]) -> None:
-    """Compare the tasks of a run or a snapshot, `known`, with the tasks of the settings, `wanted`.
+    """Compare a run's or snapshot's tasks, `known`, with the settings' tasks, `wanted`.
 
     Raises `RunMismatch` naming the setting when a task has another number of shards.
     """
