@@ -1,8 +1,8 @@
-"""Tickets: the RQ jobs of rollq. A ticket says "generate up to n groups of this run" and nothing else.
+"""Tickets: rollq's RQ jobs. A ticket says "generate up to n groups of this run" and nothing else.
 
 Invariant: nothing that RQ stores is ever executed or imported. Values are orjson; the only function that a job may
-name is `rollq.generate`, from the table below; a job's callbacks, webhooks, retries and repeats are dropped when it is
-read.
+name is `rollq.generate`, from the table below; a job's callbacks, webhooks, retries and repeats are dropped when the
+job is read.
 Producers enqueue tickets, workers pop them; `rq info -j rollq.buffer.tickets.TicketJob -S
 rollq.buffer.tickets.TicketSerializer` shows them safely.
 """
@@ -38,15 +38,15 @@ GENERATE = "rollq.generate"
 RESULT_TTL_S = 60  # short, but not 0: with 0, RQ uses blocking reads, which are three times slower
 FAILURE_TTL_S = 24 * 3600  # RQ's default is a year
 TICKET_TTL_S = 24 * 3600
-"""Lifetime of a job after it is enqueued or started, in seconds: no job outlives its killed worker for longer."""
+"""A job's lifetime after it is enqueued or started, in seconds: no job outlives its killed worker by more."""
 MAX_GROUPS = 4096
 ENQUEUE_BATCH = 500
 ASK_TIMEOUT_S = 2.0
-"""How long a server may take to say that it is a node of a cluster."""
+"""How long a server may take to say that it is a cluster node, in seconds."""
 
 
 class TicketSerializer:
-    """orjson for everything that RQ stores: arguments, meta, results."""
+    """Uses orjson for everything that RQ stores: arguments, meta, results."""
 
     @staticmethod
     def dumps(value: Any) -> bytes:
@@ -75,10 +75,10 @@ FUNCTIONS: Mapping[str, Callable[..., Ticket]] = MappingProxyType({GENERATE: Tic
 
 
 class TicketJob(Job):
-    """RQ's job, except that it never imports a name from Redis."""
+    """An RQ job that never imports a name from Redis."""
 
     def restore(self, raw_data: Any) -> None:
-        """Take over the job's data from Redis; a malformed job becomes a job without data, which is refused."""
+        """Restore the job's data from Redis; a malformed job becomes a job without data, which is refused."""
         try:
             super().restore(raw_data)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -92,7 +92,7 @@ class TicketJob(Job):
 
     @property
     def func(self) -> Callable[..., Ticket]:
-        """The function that the job names. Raises `TicketRefused` for a function that the table lacks."""
+        """The function that the job names. Raises `TicketRefused` for a function that is not in the table."""
         try:
             name, instance = self.func_name, self.instance
         except DeserializationError as error:
@@ -114,7 +114,7 @@ class TicketJob(Job):
         return None
 
     def ticket(self, run: str) -> Ticket:
-        """The ticket in this job. Raises `TicketRefused` for a job that is not a ticket of `run`."""
+        """The ticket in this job. Raises `TicketRefused` if the job is not a ticket for `run`."""
         function = self.func
         try:
             ticket = function(*self.args, **self.kwargs)
@@ -129,10 +129,10 @@ NOT_ON_A_CLUSTER = "RQ does not work on a cluster: set [redis] queue_url, or ROL
 
 
 def open_queue(url: str, run: str, *, pool: str | None = None, password: str | None = None) -> Queue:
-    """The queue of tickets of a run (or of one named pool of its workers) on the Redis server at `url`.
+    """The ticket queue of a run (or of one named pool of its workers) on the Redis server at `url`.
 
-    Raises ConfigError for a URL that names no server, and for a cluster, on which RQ does not work. Waits for an
-    unavailable server for `ASK_TIMEOUT_S` at most.
+    Raises ConfigError for a URL that names no server, and for a cluster, on which RQ does not work. Waits at most
+    `ASK_TIMEOUT_S` for an unavailable server.
     """
     if len(node_urls(url)) > 1:
         raise ConfigError(f"the queue's server {mask_url(url)!r} is a cluster; {NOT_ON_A_CLUSTER}")
@@ -146,7 +146,7 @@ def open_queue(url: str, run: str, *, pool: str | None = None, password: str | N
 
 
 def _is_in_cluster(client: redis.Redis) -> bool:
-    """Whether the server says that it is a node of a cluster; False while it does not answer."""
+    """Whether the server says that it is a cluster node; False while it does not answer."""
     try:
         return bool(client.info("cluster").get("cluster_enabled"))
     except driver.RedisError:
@@ -158,7 +158,7 @@ def enqueue_tickets(
 ) -> list[str]:
     """Enqueue `count` tickets for `groups_per_job` groups of `run` each; return their job ids.
 
-    Surplus tickets are harmless. Raises ServerUnavailable or ServerRefused when the server does not take them in time.
+    Surplus tickets are harmless. Raises ServerUnavailable or ServerRefused if the server does not take tickets in time.
     """
     ticket = Ticket(run, groups_per_job)
     jobs = [_job_data(ticket) for _ in range(count)]
@@ -187,13 +187,13 @@ def _job_data(ticket: Ticket) -> EnqueueData:
 
 
 def tickets_queued(queue: Queue, *, patience: Patience | None = None) -> int:
-    """How many tickets wait in the queue, without tickets that a worker has."""
+    """How many tickets wait in the queue, excluding tickets that a worker has."""
     return patiently(queue.connection, lambda: queue.count, patience)
 
 
 def jobs_by_registry(queue: Queue, *, patience: Patience | None = None) -> dict[str, int]:
-    """How many jobs RQ records as executing, finished and failed. Only counts are read. Jobs are never loaded: `rq
-    info` unpickles jobs, and so runs code that anyone with access to the queue can plant."""
+    """How many jobs RQ records as executing, finished and failed. Only reads counts and never loads jobs: `rq info`
+    unpickles jobs, and so runs code that anyone with access to the queue can plant."""
     registries = {
         "executing": queue.started_job_registry,
         "finished": queue.finished_job_registry,
@@ -207,5 +207,5 @@ def jobs_by_registry(queue: Queue, *, patience: Patience | None = None) -> dict[
 
 
 def tickets_missing(pending: int, queued: int, groups_per_job: int) -> int:
-    """How many tickets to enqueue so that every pending group has one."""
+    """How many tickets to enqueue so that every pending group has a ticket."""
     return max(0, math.ceil(pending / groups_per_job) - queued)

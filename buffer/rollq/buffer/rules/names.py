@@ -13,7 +13,7 @@ def is_name(text: bytes) -> bool:
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return `name`, or raise `ConfigError`: run and task names become part of keys and must be plain."""
+    """Return `name`, or raise `ConfigError` if it is not plain: run and task names become part of keys."""
     if not NAME.fullmatch(name):
         shown = name if len(name) <= 80 else name[:77] + "..."
         raise ConfigError(f"{kind} name {shown!r}: 1 to 64 characters of A-Z a-z 0-9 _ . - are allowed, not dots alone")

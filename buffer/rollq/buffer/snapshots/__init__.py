@@ -1,1 +1,1 @@
-"""A run's buffer in a folder: saving it while production continues, and restoring it."""
+"""Saves a run's buffer to a folder while production continues, and restores it."""

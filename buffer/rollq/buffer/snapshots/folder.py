@@ -1,12 +1,12 @@
-"""A saved buffer as a folder: the content of its files, and how they are written and checked.
+"""A saved buffer as a folder: its files' content, and how files are written and checked.
 
-    snapshot.json                       the index: what was saved, and size and SHA-256 of every other file
+    snapshot.json                       the index: what was saved, and every other file's size and SHA-256
     task-<name>/groups-00000.jsonl      one group per line, without its payload
     task-<name>/frames-00000.safetensors  the frames of those groups: "<group id>/<field>" -> uint8 [bytes]
 
 See `rollq.buffer.wire.group_fields` for fields and frames. Invariant: the folder appears under its name complete and
-synced, or not at all; `check` passes only for exactly the bytes that were written. The files contain no pickle, and
-nothing that names code.
+synced, or not at all; `check` passes only for exactly the written bytes. The files contain no pickle, and nothing that
+names code.
 """
 
 import fcntl
@@ -33,12 +33,12 @@ INDEX = "snapshot.json"
 _FILE_NAME = r"^task-[A-Za-z0-9_.-]{1,64}/(groups-[0-9]+\.jsonl|frames-[0-9]+\.safetensors)$"
 
 Part = dict[str, str] | list[str]
-"""A hash or a list of Redis that is small enough for the index."""
+"""A Redis hash or list that is small enough for the index."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedGroup:
-    """One group: its status and its `score` in it, the fields of its hash, and its frames by field."""
+    """One group: its status, its `score` in the status set, its hash fields, and its frames by field."""
 
     group_id: int
     status: str
@@ -56,7 +56,7 @@ class _Model(BaseModel):
 
 
 class SavedFile(_Model):
-    """Name, size and checksum of one file, with which `check` compares it."""
+    """One file's name, size and checksum, which `check` compares with the file."""
 
     name: str = Field(pattern=_FILE_NAME)
     size_bytes: int
@@ -75,10 +75,10 @@ class SavedTask(_Model):
 class Snapshot(_Model):
     """The index of a snapshot.
 
-    `functions` is the schema of the saved run, under the name from the first snapshots. `versions` maps versions to
-    digests of published weights, and `plans` maps steps to sizes per task. `curves`, of steps and of evaluations, map
-    each row to its step. `ancestors` maps incarnations whose trainers' checkpoints belong to this snapshot to the last
-    step and epoch of each. `undone` is described in `run_begin_epoch.lua`.
+    `functions` is the saved run's schema, under the name from the first snapshots. `versions` maps versions to digests
+    of published weights, and `plans` maps steps to sizes per task. `curves` maps rows, of steps and of evaluations, to
+    steps. `ancestors` maps each incarnation whose trainers' checkpoints belong to this snapshot to its last step and
+    epoch. `run_begin_epoch.lua` describes `undone`.
     """
 
     schema_version: int = Field(alias="schema")
@@ -98,7 +98,7 @@ class Snapshot(_Model):
 
     @property
     def resume_steps(self) -> tuple[int, int]:
-        """First and last train step whose checkpoint a trainer can resume from on this snapshot."""
+        """The first and last train steps whose checkpoints a trainer can resume from with this snapshot."""
         clocks = [task.clock for task in self.tasks.values() if task.clock["kind"] == "train"]
         return (
             max((int(clock["history"]) for clock in clocks), default=0),
@@ -107,19 +107,19 @@ class Snapshot(_Model):
 
     @property
     def groups(self) -> int:
-        """Groups over all tasks."""
+        """The number of groups in all tasks."""
         return sum(sum(task.statuses.values()) for task in self.tasks.values())
 
 
 class Writer:
-    """The files of a snapshot that is being written, in a folder that nobody reads yet."""
+    """Writes a snapshot's files, in a folder that nobody reads yet."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: list[SavedFile] = []
 
     def add(self, task: str, groups: Sequence[SavedGroup]) -> None:
-        """Write one chunk of a task's groups, in their order: two files."""
+        """Write one chunk of a task's groups, in order, as two files."""
         folder = self._folder / f"task-{task}"
         folder.mkdir(exist_ok=True)
         number = sum(file.name.startswith(f"task-{task}/groups-") for file in self._files)
@@ -133,7 +133,7 @@ class Writer:
         self._write(f"task-{task}/frames-{number:05}.safetensors", save(frames))
 
     def finish(self, **manifest: Any) -> Snapshot:
-        """Write the index of all files so far, and return it."""
+        """Write the index of all files so far, and return the index."""
         snapshot = Snapshot(schema=SNAPSHOT_VERSION, files=tuple(self._files), **manifest)
         body = snapshot.model_dump(by_alias=True)
         body["digest"] = _digest(body)
@@ -157,9 +157,9 @@ class Writer:
 
 @contextmanager
 def writing(directory: Path, *, replace: bool) -> Iterator[Writer]:
-    """A `Writer` whose files appear as `directory` when the block succeeds, and leave no trace when it fails. A process
-    that is killed leaves a hidden folder beside `directory`, which the next save removes. Raises `ConfigError` when
-    `directory` holds anything but a snapshot, or holds one and `replace` is not set.
+    """Yield a `Writer` whose files appear as `directory` when the block succeeds, and leave no trace when it fails. A
+    killed process leaves a hidden folder beside `directory`, which the next save removes. Raises `ConfigError` if
+    `directory` holds anything but a snapshot, or a snapshot without `replace`.
     """
     directory = directory.absolute()
     _check_target(directory, replace)
@@ -197,7 +197,7 @@ def _parsed(directory: Path, path: Path) -> Any:
 
 
 def read_index(directory: Path) -> tuple[Snapshot, str]:
-    """Read the index in `directory`, and its digest. Raises `SnapshotError` naming the file."""
+    """Read the index in `directory`; returns it and its digest. Raises `SnapshotError` naming the file."""
     path = directory / INDEX
     body = _parsed(directory, path)
     schema = body.get("schema") if isinstance(body, dict) else None
@@ -216,7 +216,7 @@ def read_index(directory: Path) -> tuple[Snapshot, str]:
 
 
 def check(directory: Path, snapshot: Snapshot) -> None:
-    """Read every file once. Raises `SnapshotError` naming the first that is missing or changed."""
+    """Read every file once. Raises `SnapshotError` naming the first missing or changed file."""
     for file in snapshot.files:
         path = directory / file.name
         try:
@@ -235,7 +235,7 @@ def check(directory: Path, snapshot: Snapshot) -> None:
 
 
 def read_groups(directory: Path, snapshot: Snapshot, task: str) -> Iterator[SavedGroup]:
-    """The groups of a task, in the order in which they were added."""
+    """Yield a task's groups, in the order in which they were added."""
     for file in snapshot.files:
         if file.name.startswith(f"task-{task}/groups-"):
             path = directory / file.name

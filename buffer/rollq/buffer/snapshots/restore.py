@@ -1,9 +1,9 @@
-"""Restoring a saved buffer into a run that does not exist yet.
+"""Restores a saved buffer into a run that does not exist yet.
 
 Everything is checked before the first write. Then the run is reserved for this snapshot, and the groups, each task's
 clock, and finally the run itself are written; until then, every role is refused. All steps are safe to repeat, so
 another restore completes a restore that died. No version is live afterwards: nothing is leased or admitted until a
-trainer starts. It finds what it would have found after a crash at the instant of the snapshot.
+trainer starts, which finds the same state as after a crash at the snapshot's instant.
 """
 
 import secrets
@@ -33,7 +33,7 @@ BYTES_PER_CALL = 1 << 20
 GROUPS_PER_CALL = 200
 ITEMS_PER_WRITE = 1000
 _OF_FRAMES = frozenset({"payload", "payload_bytes", "bytes"})
-"""Fields of a group that depend on where its frames are."""
+"""A group's fields that depend on where its frames are."""
 
 
 class Restoring(BufferCore):
@@ -49,8 +49,8 @@ class Restoring(BufferCore):
         """Restore the snapshot in `directory` as this run, which must not exist.
 
         The saved run may have had a different name. `rules` are the tasks' rules from now on; tasks that are not in the
-        snapshot start from scratch. Raises `SnapshotError` naming the damaged file, or `RunMismatch` if the run exists
-        or a rule differs, which it names. In all these cases, nothing has been written.
+        snapshot start from scratch. Raises `SnapshotError` naming the damaged file, and `RunMismatch` if the run exists
+        or naming a rule that differs. In all these cases, nothing has been written.
         """
         snapshot, digest = read_index(directory)
         if snapshot.functions != SCHEMA_VERSION:
@@ -79,7 +79,7 @@ class Restoring(BufferCore):
         return snapshot
 
     def _restore_groups(self, incarnation: str, snapshot: Snapshot, task: str, groups: list[SavedGroup]) -> int:
-        """Write the groups; return the bytes of their frames."""
+        """Write the groups; return the total bytes of their frames."""
         keys = task_keys(self.run, task)
         args: list[Any] = []
         beside: dict[str, bytes] = {}
@@ -131,7 +131,7 @@ class Restoring(BufferCore):
             "payloads": self.payloads.place,
             "ancestors": orjson.dumps(snapshot.ancestors).decode(),
         }  # fmt: skip
-        # the first trainer may resume at this step: a task that joins before it must know no later one
+        # the first trainer may resume at this step: a task that joins before then must know no later step
         first_step = snapshot.resume_steps[0]
         trainer = {"epoch": str(snapshot.epoch), "nonce": "", "from_step": str(first_step), "undone": snapshot.undone}
         parts: list[tuple[str, Part]] = [("run", run), ("trainer", trainer), ("versions", snapshot.versions)]
@@ -141,11 +141,11 @@ class Restoring(BufferCore):
 
 
 NO_LEASE = "0" * 16
-"""Replaces a lease's nonce in names of payloads."""
+"""Replaces a lease's nonce in payload names."""
 
 
 def _nonce(task: str, group: SavedGroup) -> str:
-    """The nonce of the lease that made the large frame of a group; `NO_LEASE` for an inserted group."""
+    """The nonce of the lease that made a group's large frame; `NO_LEASE` for an inserted group."""
     named = group.fields.get("payload") or group.fields.get("put_nonce") or NO_LEASE
     away = PayloadName.parse(task, named)
     return away.leaf.partition("-")[0] if away else named
@@ -164,7 +164,7 @@ def _check_rules(snapshot: Snapshot, rules: Mapping[str, TaskRules]) -> None:
 
 
 def _writes(parts: Iterable[tuple[str, Part]]) -> Iterator[tuple[Any, ...]]:
-    """Hashes and lists as arguments of `write_parts`, in writes small enough for Lua."""
+    """Yield arguments of `write_parts` for hashes and lists, in writes small enough for Lua."""
     for name, part in parts:
         items = list(_flat(part)) if isinstance(part, dict) else part
         for start in range(0, len(items), ITEMS_PER_WRITE):
@@ -176,7 +176,7 @@ def _writes(parts: Iterable[tuple[str, Part]]) -> Iterator[tuple[Any, ...]]:
 
 
 def _row_writes(curves: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[Any, ...]]:
-    """Rows by step as arguments of `write_parts`, in writes small enough for Lua."""
+    """Yield arguments of `write_parts` for rows by step, in writes small enough for Lua."""
     for name, rows in curves.items():
         items = [item for row, step in rows.items() for item in (step, row)]
         for write in slices(items, ITEMS_PER_WRITE):

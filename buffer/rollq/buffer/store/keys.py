@@ -1,8 +1,8 @@
 """Every key that rollq owns: name, type, content, writer, lifetime. Nothing else in Python builds a key name.
 
-Keys of the run share the hash tag `{run}`, keys of a task `{run:task}`, so that a function finds all it touches in
-one slot. A group's own keys are also built inside the functions, by `group_key`, `rollout_key` and
-`payload_key` of `lua/common/samples.lua`; a test checks that both spell them alike.
+A run's keys share the hash tag `{run}`, and a task's keys share `{run:task}`, so that a function finds all keys that it
+touches in one slot. The functions also build a group's own keys, with `group_key`, `rollout_key` and `payload_key` in
+`lua/common/samples.lua`; a test checks that both spellings agree.
 
 key                              type    content                                       writer     lifetime
 rollq:{run}:run                  hash    incarnation, schema, fingerprints             admin      run
@@ -72,8 +72,8 @@ from rollq.buffer.values.rollouts import Status
 
 SCHEMA_VERSION = 10
 """Version of what a run stores: keys, fields, frames and messages. Releases with the same version may work in one run.
-Increase it if roles of the last release could not work with data that this release stores, or the reverse. All releases
-with one schema change the `revision` of a clock when they write it: servers keep the clocks that they read.
+Increase it if the last release's roles could not work with data that this release stores, or the reverse. All releases
+with one schema change a clock's `revision` when they write the clock: servers keep the clocks that they read.
 """
 
 
@@ -153,14 +153,14 @@ class RunKeys:
         return self._key("weights")
 
     def weights(self, digest: str, part: int) -> str:
-        """Named by content: the weights that open an epoch are stored before the epoch has a number."""
+        """A key named by content: the weights that open an epoch are stored before the epoch has a number."""
         return self._key(f"weights:{digest}:{part}")
 
     def round(self, number: int) -> str:
         return self._key(f"round:{number}")
 
     def queue(self, pool: str | None = None) -> str:
-        """Name of the RQ queue of tickets (RQ puts `rq:queue:` before it)."""
+        """Name of the RQ ticket queue (RQ adds the prefix `rq:queue:`)."""
         return f"rollq-{self.run}" if pool is None else f"rollq-{self.run}-{check_name('pool', pool)}"
 
 
@@ -220,11 +220,11 @@ class TaskKeys:
         return self._key(f"rollout:{group_id}")
 
     def payload(self, group_id: int, nonce: str) -> str:
-        """In the task's slot."""
+        """The key of a payload in the task's slot."""
         return self._key(f"payload:{group_id}:{nonce}")
 
     def payload_away(self, group_id: int, name: str) -> str:
-        """In the group's slot."""
+        """The key of a payload in the group's slot."""
         return f"rollq:{{{self.run}:{self.task}:{group_id}}}:payload:{name}"
 
     @property
@@ -275,5 +275,5 @@ class TaskKeys:
 
 @lru_cache(maxsize=1024)
 def task_keys(run: str, task: str) -> TaskKeys:
-    """Keys of a task; checked and built once."""
+    """A task's keys, checked and built once."""
     return TaskKeys(run, task)

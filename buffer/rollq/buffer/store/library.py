@@ -1,10 +1,10 @@
-"""The source of the library of Redis functions, assembled from the files in `lua/`.
+"""Assembles the source of the Redis function library from the files in `lua/`.
 
-It begins with constants that Python and Lua share, so that each has one definition, in Python. Then come the files in
-`lua/common/`, whose names every function can use, and one block for each function, whose names only it can use.
+The source begins with constants that Python and Lua share, so that each has one definition, in Python. Then come the
+files in `lua/common/`, whose names every function can use, and one block per function, whose names only it can use.
 
-The digest of the source is part of the library's and of every function's name, so that several releases can work side
-by side on one server, in one run too.
+The source's digest is part of the library's name and every function's name, so that several releases can work side by
+side on one server, and in one run.
 """
 
 import hashlib
@@ -53,15 +53,15 @@ COMMON = (
     "weights",
     "restoring",
 )
-"""Files of `lua/common/`, in an order in which each uses only names of earlier files."""
+"""The files in `lua/common/`, ordered so that each uses only names from earlier files."""
 KINDS = ("run", "task", "group", "step", "batch", "payload", "snapshot", "archive")
-"""Folders of `lua/` with one file for each function."""
+"""The folders in `lua/` with one file per function."""
 
 READ_ONLY = frozenset({"counts", "find", "inspect", "overview", "preview", "readiness", "save_group", "save_index"})
 REFUSED_WHEN_FULL = frozenset({"admit", "fill_batch", "insert", "restore_groups", "salvage"})
-"""Functions that a server refuses while its memory is full. All others run, so that it can drain."""
+"""Functions that a server refuses while its memory is full. All others run, so that the server can drain."""
 TAKE_PAYLOADS = frozenset({"put", "restore_groups"})
-"""Functions whose calls come with values that are set beside them."""
+"""Functions whose calls set values beside the function's own work."""
 
 
 @cache
@@ -71,22 +71,22 @@ def digest() -> str:
 
 
 def is_digest(text: str) -> bool:
-    """Whether `text` may be the digest of a release."""
+    """Whether `text` may be a release's digest."""
     return re.fullmatch("[0-9a-f]{12}", text) is not None
 
 
 def library_name() -> str:
-    """The name of the library on a server."""
+    """The library's name on a server."""
     return f"rollq_{digest()}"
 
 
 def connection_name(library: str) -> str:
-    """The name of the connections of roles that use a library; `rollq doctor` finds libraries in use by it."""
+    """The name for connections of roles that use a library; `rollq doctor` finds libraries in use by this name."""
     return library.replace("_", "-")
 
 
 def function_name(name: str, release: str | None = None) -> str:
-    """The name of the function `name` on a server, of this release or of the release with the digest `release`."""
+    """The name on a server of the function `name` from this release, or from the release with the digest `release`."""
     return f"rollq_{release or digest()}_{name}"
 
 
@@ -113,7 +113,7 @@ def _folder() -> Traversable:
 
 
 def constants() -> str:
-    """The constants that Lua takes from Python, as Lua source."""
+    """The constants that Lua takes from Python, in Lua source."""
     by_step = f"{{ full = {FULL_ROWS}, thinned = {THINNED_ROWS}, bytes = {MOST_ROW_BYTES} }}"
     letters = ", ".join(f"{status.name.lower()} = '{status.value}'" for status in SampleStatus)
     lines = {

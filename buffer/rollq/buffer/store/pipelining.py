@@ -1,6 +1,6 @@
-"""Many commands in one round trip. Commands are sent while later commands are made, and replies are read while later
-replies arrive, so client and server work at the same time. A pipeline that sends everything before it reads leaves one
-of them idle. Functions with large arguments and reads of large values use this module.
+"""Sends many commands in one round trip. Commands are sent while later commands are made, and replies are read while
+later replies arrive, so client and server work at the same time. A pipeline that sends everything before it reads would
+leave one of them idle. Functions with large arguments and reads of large values use this module.
 """
 
 import logging
@@ -27,7 +27,7 @@ REPLICA_TIMEOUT_MS = 1000
 """How long to wait for a replica before the call is repeated."""
 
 RETRY = Retry(NoBackoff(), 1, supported_errors=(driver.ConnectionError,))
-"""Replaces a pooled connection that died unnoticed, at once. Everything longer is for `Servers.patiently`."""
+"""At once replaces a pooled connection that died unnoticed. `Servers.patiently` handles everything longer."""
 
 log_once = LogOnce(logging.getLogger(__name__))
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Transaction(NamedTuple):
-    """Commands that run together, or not at all if the server refuses one. Its reply is the last command's reply."""
+    """Commands that run together, or not at all if the server refuses one. The reply is the last command's reply."""
 
     commands: Sequence[Command]
 
@@ -51,10 +51,10 @@ def pipeline(
 
     The reply to a refused command is its error.
 
-    The commands must be harmless to repeat: after an outage, all are sent again. The commands are not atomic: others
-    may come between, and later ones run even if an earlier one is refused. If servers have replicas, it returns once
-    everything that its functions have found or written, and everything it has set, is on a replica too, so that no
-    failover undoes an answer.
+    The commands must be harmless to repeat: after an outage, all are sent again. They are not atomic: other commands
+    may come between, and later commands run even if an earlier command is refused. If servers have replicas, the call
+    returns once everything that its functions have found or written, and everything that it has set, is on a replica
+    too, so that no failover undoes an answer.
     """
 
     def do() -> list[T]:
@@ -73,7 +73,7 @@ def pipeline(
 
 
 class _Connection:
-    """One connection, which collects what it sends, so that it needs few system calls. `written` is the key of the last
+    """One connection, which collects commands so that sending needs few system calls. `written` is the key of the last
     command that may have written, or None. `mark` is the key of the last function.
     """
 
@@ -102,13 +102,13 @@ class _Connection:
         self._packed, self._size_bytes = [], 0
 
     def disconnect(self) -> None:
-        """Begin again, with a new connection."""
+        """Begin again with a new connection."""
         self._packed, self._size_bytes = [], 0
         self.raw.disconnect()
 
 
 class _Connections:
-    """A connection to each server that has a key, taken from its pool when it is first needed."""
+    """A connection to each server that has a key, taken from the server's pool when first needed."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
@@ -133,7 +133,7 @@ class _Connections:
             connection.flush()
 
     def confirm(self) -> None:
-        """Read the replies about replicas. Raises the driver's error of a server whose replicas lack the data.
+        """Read the replies about replicas. Raises the driver's error if a server's replicas lack the data.
 
         A primary that has no replica left, as after a failover, needs none, so that the run continues.
         """
@@ -194,13 +194,13 @@ def key_of(command: Command) -> str:
 
 
 def _has_replicas(connection: Any) -> bool:
-    """Whether a replica follows the server. Also true for a server that has become a replica itself."""
+    """Whether a replica follows the server; true, too, if the server has become a replica itself."""
     connection.send_command("INFO", "replication")
     return not {b"role:master", b"connected_slaves:0"} <= set(connection.read_response().splitlines())
 
 
 def _pack(connection: Any, command: Command) -> Iterable[bytes]:
-    """The bytes of a command, without copies of large arguments, which the driver's packing would make."""
+    """A command's bytes, without the copies of large arguments that the driver's packing would make."""
     if not any(isinstance(arg, bytes) and len(arg) >= SEND_BYTES for arg in command):
         packed: Iterable[bytes] = connection.pack_command(*command)
         return packed
@@ -226,7 +226,7 @@ def _read(connection: Any) -> Any:
 
 
 def _known(reply: Any) -> Any:
-    """The reply of a command. An error about the server is raised instead."""
+    """Return a command's reply, but raise an error about the server."""
     if isinstance(reply, driver.ResponseError) and diagnose(reply):
         raise reply
     return reply

@@ -1,4 +1,4 @@
-"""Wake-ups over pub/sub. They only save waiting: losing one delays the waiting role by one poll at most."""
+"""Wake-ups over pub/sub. These only shorten waits: losing one delays the waiting role by at most one poll."""
 
 import random
 import time
@@ -14,11 +14,11 @@ from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.servers import Servers
 
 OF_THE_RUN = b""
-"""The message of an event of the whole run. An event of a task has the prefix of the task's keys as its message."""
+"""The message for an event in the whole run. The message for an event in a task is the task's key prefix."""
 
 
 class EventKind(StrEnum):
-    """The kinds of wake-ups, named after the event."""
+    """The kinds of wake-ups, named after their events."""
 
     ADMIT = "admit"  # groups became pending
     BATCH = "batch"  # a batch of groups began or ended
@@ -36,7 +36,7 @@ class EventKind(StrEnum):
 
 
 class Events:
-    """A subscription to the channels of a run, one for each kind; use it in `with`, from one thread."""
+    """A subscription to a run's channels, one for each kind; use it in `with`, from one thread."""
 
     def __init__(
         self,
@@ -47,12 +47,11 @@ class Events:
         task_prefix: str | None,
         others: Mapping[str, Callable[[Any], object]],
     ) -> None:
-        """Subscribe to the channels of a run.
+        """Subscribe to a run's channels.
 
-        `channels` is their name without the kind. `kinds` are the kinds that wake; empty means all. `task_prefix` is
-        the prefix of the keys of the only task whose events count, beside events of the run as a whole; None means all
-        tasks. `others` maps the names of other channels to the functions that are called with each of their messages;
-        these messages wake nobody.
+        `channels` is their common name, without the kind. `kinds` lists the kinds that wake; empty means all. Only
+        events in the whole run and in the task with the key prefix `task_prefix` count; None means all tasks. `others`
+        maps other channels' names to functions that are called with each message there; these messages wake nobody.
         """
         self._servers = servers
         self._channels = [channel_of(channels, kind) for kind in kinds or EventKind]
@@ -83,8 +82,8 @@ class Events:
         self._unsubscribe()
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until something has happened since the last wait, or for `timeout_s`. Returns whether something has. If
-        the server is unreachable, the call sleeps, and the next wait subscribes again.
+        """Block until something has happened since the last wait, or for `timeout_s`; returns whether something has.
+        While the server is unreachable, the call sleeps, and the next wait subscribes again.
         """
         deadline = time.monotonic() + timeout_s
         while (left_s := deadline - time.monotonic()) > 0:
@@ -101,7 +100,7 @@ class Events:
 
 
 def channel_of(channels: str, kind: EventKind) -> str:
-    """The channel of one kind of wake-ups. `channels` is the name of all channels without the kind."""
+    """The channel for one kind of wake-ups. `channels` is the channels' common name, without the kind."""
     return f"{channels}:{kind}"
 
 

@@ -1,4 +1,4 @@
-"""The meaning of the Redis driver's errors: the error of rollq that each becomes, and whether waiting helps."""
+"""Interprets the Redis driver's errors: which rollq error each becomes, and whether waiting helps."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from rollq.buffer.errors import ServerError, ServerRefused, ServerUnavailable
 
 
 class Trouble(NamedTuple):
-    """The meaning of a driver's error: the error that it becomes, the remedy, and whether waiting helps."""
+    """The meaning of a driver error: the error that it becomes, the remedy, and whether waiting helps."""
 
     error: type[ServerError]
     remedy: str
@@ -74,12 +74,12 @@ REFUSED_INSIDE = re.compile("ACL failure in script|The user executing the script
 GONE_ALREADY = re.compile("(Script a|A)ttempted to access a non local key")
 """How Redis and Valkey report a key that a function needs while its slot is moved key by key."""
 TRANSACTION_NOTE = "Transaction discarded because of: "
-"""The server's note before an error that stopped a transaction when it was to run."""
+"""The server's note before an error that stopped a transaction as it was to run."""
 PIPELINE_NOTE = re.compile(r"Command # \d+ \(.*?\) of pipeline caused error: ", re.DOTALL)
 
 
 def reply_text(error: driver.RedisError) -> str:
-    """The server's words, without the note that the driver puts before errors inside a pipeline."""
+    """The server's words, without the driver's note before errors inside a pipeline."""
     if isinstance(error, driver.AskError):  # the driver has cut the words off
         return f"slot {error.slot_id} is on {error.host}:{error.port}"
     return PIPELINE_NOTE.sub("", str(error), count=1)

@@ -1,8 +1,8 @@
-"""The Redis functions: loaded into a server, called, and their error codes raised as errors of rollq.
+"""Loads the Redis functions into servers, calls them, and raises their error codes as rollq errors.
 
 Nothing else in rollq calls FCALL. `rollq.buffer.store.library` has the source. A server may lack the functions while
-roles run: somebody deleted them, or it has joined a cluster. A call that does not find its function loads the library
-and is repeated.
+roles run: somebody deleted them, or the server has joined a cluster. A call that does not find its function loads the
+library and is repeated.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -53,13 +53,13 @@ ERRORS: Mapping[str, type[RollqError]] = {
     "BATCH_EXISTS": BatchRefused,
     "BATCH_OVER": BatchOver,
 }
-"""Error of rollq for each code that a function's error reply begins with, after "ROLLQ_"."""
+"""The rollq error for each code that a function's error reply begins with, after "ROLLQ_"."""
 
 
 def load_library(servers: Servers, patience: Patience | None = None, *, key: str | None = None) -> None:
-    """Load the library into every server that lacks it, or only into the server of `key`.
+    """Load the library into every server that lacks it, or only into the server that has `key`.
 
-    Raises `ServerRefused` when the library is missing and may not be loaded, `ServerUnavailable`.
+    Raises `ServerUnavailable`, and `ServerRefused` if the library is missing and may not be loaded.
     """
 
     def load() -> None:
@@ -91,10 +91,10 @@ def _load_where_missing(client: redis.Redis) -> None:
 
 
 STAGED_S = 600
-"""How long a payload beside a call lasts if its function, which keeps or removes it, never runs."""
+"""How long, in seconds, a payload beside a call lasts if the function, which keeps or removes it, never runs."""
 
 Load = Callable[[str], None]
-"""Loads the library into the server of a key, or raises why it must not."""
+"""Loads the library into the server that has a key, or raises the reason why this is not allowed."""
 
 
 def call(servers: Servers, patience: Patience, load: Load, name: str, key: str, *args: Any) -> Any:
@@ -109,10 +109,10 @@ def call(servers: Servers, patience: Patience, load: Load, name: str, key: str, 
 
 
 class Beside(NamedTuple):
-    """A call of a function, and payloads by key that are set in the same transaction, unless they are there already.
+    """A function call, and payloads by key that the same transaction sets unless they exist already.
 
-    So large values do not pass through the function. The function keeps payloads that a group names, and removes the
-    others. If the function is missing and the caller dies, the payloads expire.
+    So large values do not pass through the function. It keeps payloads that a group names, and removes the others. If
+    the function is missing and the caller dies, the payloads expire.
     """
 
     call: Command
@@ -126,8 +126,8 @@ Call = Command | Beside
 def call_all(servers: Servers, patience: Patience, load: Load, calls: Callable[[], Iterable[Call]]) -> list[Any]:
     """Call several functions in one round trip (see `pipeline`); return their replies, or the error of a failed call.
 
-    Every function is harmless to repeat, so outages are waited out, and calls whose server lacked the function are
-    repeated after `load`.
+    Every function is harmless to repeat, so this waits out outages, and after `load`, repeats calls whose server lacked
+    the function.
     """
 
     def send(chosen: Callable[[], Iterable[Call]]) -> list[Any]:
@@ -172,7 +172,7 @@ def _is_missing(reply: Any) -> bool:
 
 
 def translate(error: driver.ResponseError) -> Exception:
-    """The error of rollq for a function's error reply; `error` itself when the reply has no code of rollq's."""
+    """The rollq error for a function's error reply; `error` itself if the reply has no rollq code."""
     if _is_missing(error):
         return ServerRefused(
             f"the server lacks functions of {library_name()!r}: run `rollq doctor --load-functions` as the operator; "

@@ -1,4 +1,4 @@
-"""URLs of Redis servers: checked, shown without their secrets, and made from a client."""
+"""Checks URLs of Redis servers, shows them without secrets, and makes them from clients."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import redis
 from rollq.buffer.errors import ConfigError
 
 _HOSTS = re.compile(r"(?P<before>rediss?://(?:[^/?#]*@)?)(?P<hosts>[^/?#]*)(?P<after>.*)", re.DOTALL)
-"""The hosts of a URL, and the text before and after them."""
+"""A URL's hosts, and the text before and after them."""
 
 
 def node_urls(url: str) -> list[str]:
@@ -20,7 +20,7 @@ def node_urls(url: str) -> list[str]:
 
 
 def node_url(url: str, host: str, port: int) -> str:
-    """The URL of another node of the cluster at `url`; only host and port differ."""
+    """The URL of another node in the cluster at `url`; only host and port differ."""
     parts = _HOSTS.fullmatch(url)
     assert parts is not None
     return f"{parts['before']}{f'[{host}]' if ':' in host else host}:{port}{parts['after']}"
@@ -29,7 +29,7 @@ def node_url(url: str, host: str, port: int) -> str:
 def check_url(url: str) -> None:
     """Raise ConfigError unless `url` names a server: `redis[s]://[user:password@]host[:port][/db]` or `unix://path`.
 
-    Several hosts, with commas between them, name nodes of a cluster.
+    Several hosts, separated by commas, name nodes of a cluster.
     """
     urls = node_urls(url)
     for node in urls:
@@ -60,13 +60,13 @@ def _check_url(url: str) -> None:
 
 
 TLS_OPTIONS: Mapping[str, str] = {"ssl_ca_certs": "cacert", "ssl_certfile": "cert", "ssl_keyfile": "key"}
-"""The driver's options for TLS files, as written in a URL -> the same options of redis-cli."""
+"""The driver's options for TLS files, as written in a URL -> redis-cli's options for the same files."""
 
 
 def complete_url(
     url: str, user: str | None, ca_file: Path | None, certificate_file: Path | None, key_file: Path | None
 ) -> str:
-    """`url` with the user, if it names none, and with the TLS files. Raises `ConfigError` for TLS files if `url` is not
+    """Add the user to `url`, if it names none, and the TLS files. Raises `ConfigError` for TLS files if `url` is not
     `rediss://`: the connection would not be encrypted.
     """
     files = zip(TLS_OPTIONS, (ca_file, certificate_file, key_file), strict=True)
@@ -88,7 +88,7 @@ def has_password(url: str) -> bool:
 
 
 def mask_url(url: str) -> str:
-    """`url` with user, password and secret options replaced by `***`, even when it is malformed."""
+    """Replace user, password and secret options in `url` by `***`, even if it is malformed."""
     url = re.sub(r"^([^@/]*://)?.*@", r"\1***@", url, flags=re.DOTALL)
     return re.sub(r"(?i)([?&][^=&]*password=)[^&]*", r"\1***", url)
 
@@ -105,7 +105,7 @@ def address(client: redis.Redis) -> str:
 
 
 def cli_command(client: redis.Redis, command: str) -> str:
-    """The shell line that sends `command` to `client`'s server; it asks for the password where one is needed."""
+    """The shell line that sends `command` to `client`'s server and asks for any password needed."""
     options = client.connection_pool.connection_kwargs
     where = f"-s {options['path']}" if "path" in options else f"-h {options.get('host')} -p {options.get('port', 6379)}"
     tls = " --tls" if issubclass(client.connection_pool.connection_class, redis.SSLConnection) else ""

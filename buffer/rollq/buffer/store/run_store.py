@@ -1,7 +1,7 @@
-"""One run in the store: its connection, keys and incarnation, and the ways to send it commands.
+"""One run in the store: its connection, keys and incarnation, and the ways to send commands.
 
-Every part of the buffer sends its commands through `RunStore`. It waits for an unavailable server, and reports a store
-that has lost the run, so that no other module needs to handle either.
+Every part of the buffer sends its commands through `RunStore`, which waits for an unavailable server and reports a
+store that has lost the run, so that no other module needs to handle either.
 """
 
 import re
@@ -41,7 +41,7 @@ class RunStore:
 
     @staticmethod
     def open_servers(url: str, run: str, password: str | None = None) -> Servers:
-        """The server or cluster at `url`, with the functions loaded where the keys of `run` are.
+        """Open the server or cluster at `url`, with the functions loaded where the keys of `run` are.
 
         Raises `ConfigError` (an invalid run name), `ServerUnavailable`, `ServerRefused`.
         """
@@ -67,7 +67,7 @@ class RunStore:
 
     @property
     def client(self) -> redis.Redis:
-        """A client of the server that has the keys of the run as a whole."""
+        """A client of the server that has the keys of the whole run."""
         return self.servers.of(self.keys.info)
 
     @property
@@ -77,7 +77,7 @@ class RunStore:
 
     @property
     def closed(self) -> Event:
-        """Set when the buffer is closed or its owner stops; it ends every wait for the server."""
+        """An event, set when the buffer is closed or its owner stops, that ends every wait for the server."""
         return self._patience.closed
 
     def wait_out_outages(self, longest_s: float = inf) -> None:
@@ -86,9 +86,9 @@ class RunStore:
 
     @property
     def incarnation(self) -> str:
-        """The identity of the run in this store, read once.
+        """The run's identity in this store, read once.
 
-        Raises `StoreLost` when the run does not exist, `RunMismatch` when its schema is not this release's.
+        Raises `StoreLost` if the run does not exist, `RunMismatch` if its schema differs from this release's.
         """
         if self._incarnation is None:
             incarnation, schema = self.send("HMGET", self.keys.info, "incarnation", "schema")
@@ -112,13 +112,13 @@ class RunStore:
             raise StoreLost(f"run {self.run!r} is no longer in this store: it was deleted, or created again")
 
     def _checked_incarnation(self, found: bytes) -> str:
-        """The incarnation that the server has, for names of files. Raises `RunMismatch` if it is not an incarnation."""
+        """The server's incarnation, for file names. Raises `RunMismatch` if `found` is not an incarnation."""
         if not INCARNATION.fullmatch(found):
             raise RunMismatch(f"run {self.run!r} has the incarnation {found!r:.80}, which rollq did not write")
         return found.decode()
 
     def _load_functions(self, key: str) -> None:
-        """Load the functions into the server of `key`, which lacks them. Raises `StoreLost` when the run is gone as
+        """Load the functions into the server that has `key`, which lacks them. Raises `StoreLost` if the run is gone as
         well: then the server was emptied."""
         if self._incarnation is not None:
             incarnations = self.send("HMGET", self.keys.info, "incarnation", "restored_as")
@@ -156,15 +156,15 @@ class RunStore:
         return self.servers.patiently(do, self._patience)
 
     def send_all(self, commands: Sequence[Command], read: Callable[[int, Any], Any] | None = None) -> list[Any]:
-        """Send plain commands in one round trip. Returns their replies, or `read(index, reply)` of each.
+        """Send plain commands in one round trip. Returns their replies, or `read(index, reply)` for each.
 
-        `read` runs while later replies still arrive. It gets the exception of a command that the server refused;
-        without `read` such an exception is raised.
+        `read` runs while later replies still arrive, and gets the exception of a command that the server refused;
+        without `read`, such an exception is raised.
         """
         return pipeline(self.servers, self._patience, lambda: commands, read or _good)
 
     def server_ms(self) -> int:
-        """The clock of the server that has the keys of the run, in milliseconds since 1970."""
+        """The clock of the server that has the run's keys, in milliseconds since 1970."""
         seconds, microseconds = self.servers.patiently(lambda: self.servers.of(self.keys.info).time(), self._patience)
         return int(seconds) * 1000 + int(microseconds) // 1000
 

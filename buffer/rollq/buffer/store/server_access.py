@@ -1,4 +1,4 @@
-"""Access to an embedded server: the users of its ACL file, and its TLS certificates."""
+"""Access to an embedded server: the users in its ACL file, and its TLS certificates."""
 
 from pathlib import Path
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from rollq.buffer.errors import ConfigError
 
 START_USER = "rollq-start"
-"""The user as which a process checks whether the server that it started with an ACL file answers. It also joins the
-nodes of an embedded cluster, which replicate as this user."""
+"""A process that started a server with an ACL file checks as this user whether the server answers. It also joins an
+embedded cluster's nodes as this user, and the nodes replicate as this user."""
 START_RIGHTS = "+info +ping +cluster +psync +replconf"
 SERVER_FILES = ("ca.crt", "server.crt", "server.key")
 
 
 def user_lines(acl: Path, start_password: str) -> list[str]:
-    """The users of an ACL file and the start user, as lines of the server's configuration.
+    """The users in an ACL file and the start user, as lines for the server's configuration.
 
     Raises `ConfigError` for a file that cannot be read or holds anything else.
     """
@@ -27,7 +27,7 @@ def user_lines(acl: Path, start_password: str) -> list[str]:
 
 
 def tls_config(certificates: Path) -> list[tuple[str, str]]:
-    """TLS on the only port, with clients that show a certificate."""
+    """Configure TLS on the only port, for clients that show a certificate."""
     files = [("cert", "server.crt"), ("key", "server.key"), ("ca-cert", "ca.crt")]
     return [
         ("port", "0"),
@@ -37,7 +37,7 @@ def tls_config(certificates: Path) -> list[tuple[str, str]]:
 
 
 def server_tls(certificates: Path) -> dict[str, Any]:
-    """The driver's options for connecting from the server's own machine, to any of its addresses."""
+    """The driver's options for connecting to any of the server's addresses from its own machine."""
     return {
         "ssl_ca_certs": str(certificates / "ca.crt"),
         "ssl_certfile": str(certificates / "server.crt"),
@@ -47,7 +47,7 @@ def server_tls(certificates: Path) -> dict[str, Any]:
 
 
 def check_access(password: str | None, acl: Path | None, socket_path: Path | None, certificates: Path | None) -> None:
-    """Raise `ConfigError` for arguments of `EmbeddedServer` that contradict each other, or name missing files."""
+    """Raise `ConfigError` for `EmbeddedServer` arguments that contradict each other or name missing files."""
     if password and acl:
         raise ConfigError("give a password or an ACL file, not both: the file has the passwords of all users")
     if socket_path and certificates:

@@ -1,8 +1,8 @@
-"""The folder of an embedded server for large payloads, which only roles on its machine use.
+"""An embedded server's folder for large payloads, which only roles on its machine use.
 
-A mark in the folder and a directive of the server, `IDENTITY`, have the same random text from each start to the next.
-The path alone would not be enough: a port may be forwarded from another machine, and the same path may be another
-server's folder here.
+A mark in the folder and the server directive `IDENTITY` have the same random text from each start to the next. The path
+alone would not be enough: a port may be forwarded from another machine, and the same path may be another server's
+folder here.
 """
 
 import os
@@ -23,21 +23,21 @@ NAME = "payloads"
 MARK = "this+server"
 """A name that no run can have."""
 IDENTITY = "syslog-ident"
-"""A directive without an effect, since embedded servers do not write to syslog."""
+"""A directive that has no effect, since embedded servers do not write to syslog."""
 FILES_FACTOR = 3
-"""The disk space that a server needs, as a multiple of its memory: an append-only file of twice the data, and its
-rewritten copy."""
+"""The disk space that a server needs, as a multiple of its memory: an append-only file with twice the data, and the
+file's rewritten copy."""
 
 
 class ServerFolder(NamedTuple):
-    """A folder that this process can use, and the bytes of its disk that are reserved for the server's own files."""
+    """A folder that this process can use, and the disk bytes reserved for the server's own files."""
 
     path: Path
     reserved_bytes: int
 
 
 def mark(directory: Path, identity: str) -> None:
-    """Make the folder of the server that has its data in `directory`, and mark it. Raises `OSError`."""
+    """Make and mark the folder for the server that has its data in `directory`. Raises `OSError`."""
     folder = directory / NAME
     folder.mkdir(mode=0o700, exist_ok=True)
     atomic_file(folder / MARK, identity.encode())
@@ -45,7 +45,7 @@ def mark(directory: Path, identity: str) -> None:
 
 def has_room(path: Path, size_bytes: int, *, reserved_bytes: int) -> bool:
     """Whether a file of this size leaves the reserved part of the disk free. On a full disk, the server would refuse
-    all writes, even those that delete groups."""
+    all writes, even writes that delete groups."""
     try:
         return shutil.disk_usage(path).free - size_bytes >= reserved_bytes
     except OSError:  # a write says what is wrong
@@ -53,7 +53,7 @@ def has_room(path: Path, size_bytes: int, *, reserved_bytes: int) -> bool:
 
 
 def find(servers: Servers, patience: Patience) -> ServerFolder | None:
-    """The folder of the server, if the server is embedded and has such a folder, and this process can use it.
+    """The server's folder, if the server is embedded and has such a folder, and this process can use the folder.
 
     Raises `ServerUnavailable`, `ServerRefused`.
     """

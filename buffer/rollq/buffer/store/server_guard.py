@@ -1,9 +1,9 @@
-"""The small process between an embedded server and the process that started it. It runs as a program, and imports only
-the standard library. It is the server's parent. It reads the server's configuration from standard input, so that a
-password never appears in `ps` or in a file, and writes the server's pid to standard output. From then on, the server
-lives as long as that input stays open. When the starting process closes it or dies, however abruptly, the server is
-shut down cleanly, and killed if it does not exit within the grace period. If this process is killed, Linux passes the
-signal on.
+"""The small process between an embedded server and the process that started it. This guard runs as a program, imports
+only the standard library, and is the server's parent. It reads the server's configuration from standard input, so that
+a password never appears in `ps` or in a file, and writes the server's pid to standard output. From then on, the server
+lives as long as that input stays open. When the starting process closes the input or dies, however abruptly, the guard
+shuts the server down cleanly, and kills it if it does not exit within the grace period. If the guard is killed, Linux
+passes the signal on.
 
 usage: server_guard GRACE_S CONFIG_BYTES LOCK_FD BINARY
 """
@@ -48,7 +48,7 @@ def main(grace_s: int, config_bytes: int, lock_fd: int, binary: str) -> int:
 
 
 def read_config(size: int) -> bytes:
-    """Read exactly `size` bytes of standard input, or exit if the starting process is gone."""
+    """Read exactly `size` bytes from standard input, or exit if the starting process is gone."""
     config = b""
     while len(config) < size:
         part = os.read(sys.stdin.fileno(), size - len(config))

@@ -1,7 +1,7 @@
-"""The servers that hold a buffer: one, or the primaries of a cluster. Finds the one that has a key.
+"""The servers that hold a buffer: one, or a cluster's primaries. Finds the server that has a key.
 
-Everything that a function touches has one hash tag, so it is on one server, and a plain client of that server is
-enough: a cluster only adds the table that gives the server of each slot.
+Everything that a function touches has one hash tag and so is on one server, and a plain client of that server is
+enough: a cluster only adds the table that maps slots to servers.
 """
 
 import logging
@@ -35,18 +35,18 @@ GONE_MS = 180_000.0
 ASK_AGAIN_S = 1.0
 """How often other nodes are asked whether a primary is still alone, in seconds."""
 ALONE_S = 10.0
-"""For this many seconds, calls do not wait for a replica of a primary that was alone."""
+"""For this many seconds, calls do not wait for replicas of a primary that was alone."""
 ASK_TIMEOUT_S = 2.0
-"""A node that takes longer than this to answer which node has which slot is skipped."""
+"""A node that takes longer than this to say which node has which slot is skipped, in seconds."""
 
 T = TypeVar("T")
 
 
 class Servers(Protocol):
-    """The servers that have the keys of a buffer. Thread-safe.
+    """The servers that have a buffer's keys. Thread-safe.
 
-    `replicas` is the number of a server's replicas that must have what a function has written before it counts.
-    `spread` is true if keys of different slots are on different servers.
+    `replicas` is the number of a server's replicas that must have a function's writes before these count. `spread` is
+    true if keys in different slots are on different servers.
     """
 
     replicas: int
@@ -59,15 +59,15 @@ class Servers(Protocol):
         """A client of every server that takes writes."""
 
     def patiently(self, do: Callable[[], T], patience: Patience) -> T:
-        """`do()`, repeated while a server is unavailable; see `connection.patiently`."""
+        """Return `do()`, repeated while a server is unavailable; see `connection.patiently`."""
 
     def is_alone(self, client: redis.Redis, key: str, *, has_replicas: bool) -> bool:
-        """Whether no replica follows the server of `client`, and other nodes say that it has `key`, and that no replica
-        may take its place. A server that was cut off may not know this. Raises the driver's last error if none
+        """Whether no replica follows the server of `client`, and other nodes say that it has `key` and that no replica
+        may take its place, which a server that was cut off may not know. Raises the driver's last error if no node
         answers."""
 
     def was_alone(self, client: redis.Redis) -> bool:
-        """Whether the server of `client` was alone a moment ago, so that it need not be waited for."""
+        """Whether the server of `client` was alone a moment ago, so that calls need not wait for its replicas."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -92,7 +92,7 @@ class OneServer:
         return (self._client,)
 
     def patiently(self, do: Callable[[], T], patience: Patience) -> T:
-        """`do()`, repeated while the server is unavailable."""
+        """Return `do()`, repeated while the server is unavailable."""
         return patiently(self._client, do, patience)
 
     def is_alone(self, client: redis.Redis, key: str, *, has_replicas: bool) -> bool:
@@ -106,12 +106,12 @@ class OneServer:
         return True
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the client's connections."""
         self._client.close()
 
 
 class _Slots(NamedTuple):
-    """Ranges of slots in order: the first slot of each range, and the server that has it, None while unknown."""
+    """Slot ranges in order: each range's first slot and server, None while the server is unknown."""
 
     firsts: Sequence[int]
     nodes: Sequence[redis.Redis | None]
@@ -122,7 +122,7 @@ class _Slots(NamedTuple):
 
 
 class _Node(NamedTuple):
-    """A node as another node sees it. `primary` is the id of the node that it follows. `seen_ms` is the time of its
+    """A node as another node sees it. `primary` is the id of the primary that it follows. `seen_ms` is the time of its
     last answer by the other node's clock, or infinity for that other node itself."""
 
     id: str
@@ -134,7 +134,7 @@ class _Node(NamedTuple):
 
 
 def _read_node(asked: str, words: Sequence[str]) -> _Node:
-    """A line of CLUSTER NODES: id, host:port@bus,name, flags, id of its primary, ping and answer in ms, ..., slots."""
+    """Parse a CLUSTER NODES line: id, host:port@bus,name, flags, primary's id, ping and answer in ms, ..., slots."""
     address, _, name = words[1].partition(",")
     host, _, port = address.partition("@")[0].rpartition(":")
     ranges = [word.split("-") for word in words[8:] if not word.startswith("[")]  # slots in [] are on their way
@@ -144,18 +144,18 @@ def _read_node(asked: str, words: Sequence[str]) -> _Node:
 
 
 def _host(announced: str, asked: str) -> str:
-    """The host that a node announces; without one, it is the host that was asked."""
+    """The host that a node announces; without one, the host that was asked."""
     return announced if announced not in ("", "?") else asked
 
 
 class Cluster:
-    """The primaries of a Redis or Valkey Cluster. A URL names some of its nodes. Begins with `refresh`."""
+    """The primaries of a Redis or Valkey Cluster. The URL names some of its nodes. Call `refresh` first."""
 
     replicas = 1
     spread = True
 
     def __init__(self, url: str, password: str | None, name: str | None = None) -> None:
-        """Does no I/O. `name` is the name of connections. Raises `ConfigError` for a URL that names no cluster."""
+        """Does no I/O. `name` names the connections. Raises `ConfigError` for a URL that names no cluster."""
         self._url = url
         self._password = password
         self._name = name
@@ -178,7 +178,7 @@ class Cluster:
         return list(dict.fromkeys(client for client in self._slots.nodes if client is not None))
 
     def patiently(self, do: Callable[[], T], patience: Patience) -> T:
-        """`do()`, repeated while nodes are unavailable, slots move, or a replica takes the place of a primary."""
+        """Return `do()`, repeated while nodes are unavailable, slots move, or a replica takes a primary's place."""
         return wait_out(do, patience, name=self.address, before_next=self._try_refresh)
 
     def close(self) -> None:
@@ -188,14 +188,14 @@ class Cluster:
                 client.close()
 
     def refresh(self) -> None:
-        """Find out which node has which slot, from the first node that knows. Raises the error of the last node."""
+        """Ask which node has which slot, until a node knows. Raises the last node's error."""
         self._slots = self._ask({*self._clients, *node_urls(self._url)}, self._read_slots, "SLOTS")
 
     def is_alone(self, client: redis.Redis, key: str, *, has_replicas: bool) -> bool:
-        """Whether no replica follows the server of `client`, and another node says that it has `key`, and that no
-        replica may take its place.
+        """Whether no replica follows the server of `client`, and another node says that this server has `key` and that
+        no replica may take its place.
 
-        A replica that was down for longer than `GONE_MS` may not: no primary elects a replica whose data is that old.
+        A replica that was down for longer than `GONE_MS` may not: no primary elects a replica with data that old.
         """
         now_s = time.monotonic()
         if not has_replicas and now_s - self._alone_s.get(client, -math.inf) < ASK_AGAIN_S:
@@ -219,7 +219,7 @@ class Cluster:
         return all(newest_ms - node.seen_ms > GONE_MS for node in nodes if node.primary == owner.id)
 
     def _ask(self, urls: Collection[str], read: Callable[[str, Any], T | None], what: str) -> T:
-        """The answer of the first of these nodes that knows. Raises the error of the last node."""
+        """The answer from the first of these nodes that knows. Raises the last node's error."""
         failure: driver.RedisError = driver.ClusterDownError("no node knows of any slot")
         for url in random.sample(sorted(urls), len(urls)):  # a node that is cut off from the others may answer first
             try:
@@ -237,7 +237,7 @@ class Cluster:
             self.refresh()
 
     def _read_slots(self, asked: str, ranges: Any) -> _Slots | None:
-        """The answer of the node at host `asked`: the first slot, the last slot and the primary of each range."""
+        """Parse the answer from the node at host `asked`: each range's first slot, last slot and primary."""
         firsts: list[int] = [0]
         nodes: list[redis.Redis | None] = [None]
         for first, last, (host, port, *_), *_ in sorted(ranges, key=itemgetter(0)):
@@ -246,7 +246,7 @@ class Cluster:
         return _Slots(firsts, nodes) if ranges else None
 
     def _read_nodes(self, asked: str, text: bytes) -> list[_Node]:
-        """The answer of the node at host `asked`: a line for each node."""
+        """Parse the answer from the node at host `asked`: a line for each node."""
         nodes = [_read_node(asked, line.split()) for line in text.decode().splitlines()]
         return nodes if any(node.slots for node in nodes) else []
 
@@ -259,11 +259,11 @@ class Cluster:
 
 
 def connect_servers(url: str, password: str | None = None, name: str | None = None) -> Servers:
-    """Return the servers at `url`, all of them known to serve rollq. A URL with several hosts means a cluster.
+    """Return the servers at `url`, all checked to serve rollq. A URL with several hosts means a cluster.
 
-    `name` is the name of the connections in the servers' lists. Waits for servers that are still loading their data,
-    but only a moment for servers that do not answer. Raises `ConfigError` (the URL), `ServerUnavailable`,
-    `ServerRefused` (password, rights, version, eviction policy, a cluster without replicas).
+    `name` names the connections in the servers' lists. Waits for servers that are still loading their data, but only a
+    moment for servers that do not answer. Raises `ConfigError` (the URL), `ServerUnavailable`, `ServerRefused`
+    (password, rights, version, eviction policy, a cluster without replicas).
     """
     if len(node_urls(url)) == 1:
         return OneServer(connect(url, password, name))
@@ -301,7 +301,7 @@ def _find_primaries(cluster: Cluster) -> None:
 
 
 def _check_cluster(cluster: Cluster) -> None:
-    """Check the primaries that answer. Raises `ServerRefused`, and `ServerUnavailable` when none answers."""
+    """Check the primaries that answer. Raises `ServerRefused`, and `ServerUnavailable` if no primary answers."""
     patience, replicas, away = Patience(unanswered_s=2.0), [], []
     for client in cluster.primaries():
         try:

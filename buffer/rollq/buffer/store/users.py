@@ -1,10 +1,10 @@
-"""The server's users for one run and their rights: one user per role, an administrator, and one user for replicas.
+"""A run's users on the server and their rights: one user per role, an administrator, and one user for replicas.
 Pure: makes the lines of an ACL file.
 
-A function runs with the rights of its caller, so a user needs the functions of its role and also the commands inside
-them. Those commands are limited to the keys that the role needs: `RIGHTS` lists them. Which role calls a function is
-read from the line `Caller:` at the head of its file. No role gets scripts, `KEYS`, `CONFIG` or anything else that
-reaches beyond the keys of its run, except that the operator loads functions.
+A function runs with its caller's rights, so a user needs its role's functions and also the commands inside them. These
+commands are limited to the keys that the role needs, which `RIGHTS` lists. The line `Caller:` at the head of a
+function's file says which role calls it. No role gets scripts, `KEYS`, `CONFIG` or anything else that reaches beyond
+its run's keys, except that the operator loads functions.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from rollq.buffer.values.rollouts import Status
 
 
 class Role(StrEnum):
-    """A role of a run. Each logs in as a separate user."""
+    """A run's roles. Each role logs in as a separate user."""
 
     PRODUCER = "producer"
     WORKER = "worker"
@@ -30,7 +30,7 @@ class Role(StrEnum):
 
 
 class ServerUser(StrEnum):
-    """A user that manages the server. No role logs in as such a user."""
+    """Users that manage the server. No role logs in as such a user."""
 
     ADMIN = "admin"  # the only one that may change the server
     REPLICA = "replica"  # with this one, a replica logs in to its primary
@@ -103,9 +103,9 @@ rollq:{run}:plan:<step>             read    read    write    read     write     
 rollq:{run}:weights                 -         -       write    -        -         -
 rollq:{run}:weights:<digest>:<n>    -         read    write    -        -         -
 """
-"""The right of each role on each key. `write` includes `read`. `copy` means to drop a key or its fields, to ask whether
-it has a field and how long that field is, or to copy one key to another, but neither to read nor to write it. The
-operator writes because `rollq snapshot load` does."""
+"""Each role's right on each key. `write` includes `read`. `copy` allows dropping a key or its fields, asking whether it
+has a field and how long that field is, and copying one key to another, but neither reading nor writing. The operator
+writes because `rollq snapshot load` does."""
 
 READS = (
     "get exists hexists hget hgetall hlen hmget hrandfield hscan hstrlen hvals llen lrange smembers srandmember strlen "
@@ -135,7 +135,7 @@ QUEUE_COMMANDS: Mapping[Role, str] = {
     Role.MONITOR: QUEUE_EVERYONE,
     Role.OPERATOR: QUEUE_EVERYONE,
 }
-"""The commands of RQ and of rollq on the keys of RQ, by role."""
+"""RQ's and rollq's commands on RQ's keys, by role."""
 QUEUE_KEYS = (
     "rq:queues rq:queue:{queue} rq:queue:{queue}:* rq:queue:{queue}-* rq:wip:{queue}* rq:finished:{queue}* "
     "rq:failed:{queue}* rq:deferred:{queue}* rq:scheduled:{queue}* rq:canceled:{queue}* rq:clean_registries:{queue}* "
@@ -152,13 +152,13 @@ CALLERS: Mapping[str, tuple[Role, ...]] = {
     r"operators?|a save|a restore": (Role.OPERATOR,),
     r"archivers?": (Role.ARCHIVER,),
 }
-"""Words after the method in a line `Caller:` -> the roles that they mean."""
+"""Words after the method in a `Caller:` line -> the roles that they mean."""
 
 
 def acl_lines(run: str, password_digests: Mapping[User, str], also: Collection[str] = ()) -> list[str]:
     """The lines of an ACL file for `run`: no default user, and a user `<run>-<user>` for each of `password_digests`.
 
-    `password_digests` come from `password_digest`. `also` are digests of other releases whose functions the roles may
+    `password_digests` come from `password_digest`. `also` holds digests of other releases whose functions the roles may
     call. Raises `ConfigError` for an invalid run name.
     """
     RunKeys(run)
@@ -171,7 +171,7 @@ def acl_lines(run: str, password_digests: Mapping[User, str], also: Collection[s
 
 
 def user_name(run: str, user: User) -> str:
-    """The name with which a user of `run` logs in."""
+    """The login name for a user of `run`."""
     return f"{run}-{user.value}"
 
 
@@ -187,7 +187,7 @@ def functions_of(role: Role) -> frozenset[str]:
 
 
 def callers(name: str, source: str) -> set[Role]:
-    """The roles that call the function `name`, as the head of its source says. Monitors may call all read-only
+    """The roles that call the function `name`, according to its source's head. Monitors may call all read-only
     functions."""
     matched = re.search(r"^-- Caller: [^;]*; (.*(?:\n--   .*)*)", source, re.MULTILINE)
     words = matched[1] if matched else ""
@@ -206,7 +206,7 @@ def rights() -> Mapping[str, Mapping[Role, str]]:
 
 
 def key_patterns(run: str, key: str) -> list[str]:
-    """The patterns of an ACL that match a key of `RIGHTS` in `run`: all ids, and all tasks."""
+    """The ACL patterns that match a key from `RIGHTS` in `run`, with all ids and all tasks."""
     if key.endswith(":<status>"):
         return [key_patterns(run, key.replace("<status>", status.value))[0] for status in Status]
     return [re.sub(r"<\w+>", "*", re.sub("{run:task[^}]*}", f"{{{run}:*}}", key).replace("{run}", f"{{{run}}}"))]
@@ -224,7 +224,7 @@ def _role_rules(run: str, role: Role, releases: Sequence[str]) -> str:
 
 
 def _extras(role: Role) -> str:
-    """Commands without a key that not every role has. `publish` reaches only the channel of the run."""
+    """Commands without a key that not every role has. `publish` reaches only the run's channels."""
     if role is Role.OPERATOR:
         return f"publish wait {TRANSACTIONS} function|load function|delete client|list acl|load"
     if role is Role.PRODUCER:  # its audit of payloads on a cluster lists all keys, but it can read only its run's
@@ -233,8 +233,8 @@ def _extras(role: Role) -> str:
 
 
 def _function_rules(run: str, role: Role, releases: Sequence[str]) -> str:
-    """A function is called with the key of its clock or run, and sometimes payloads. The server assumes that the call
-    writes them, unless it is FCALL_RO."""
+    """Rules for calling functions. A call names the key of its clock or run, and sometimes payloads. The server assumes
+    that the call writes these keys, unless it is FCALL_RO."""
     names = sorted(functions_of(role))
     calls = " ".join(
         f"{'fcall_ro' if name in READ_ONLY else 'fcall'}|{function_name(name, release)}"

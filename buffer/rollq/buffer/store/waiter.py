@@ -1,4 +1,4 @@
-"""Waiting for the store to reach a state: woken by events, with a poll, a logged reason and a deadline."""
+"""Waits for the store to reach a state: woken by events, with a poll, a logged reason and a deadline."""
 
 import logging
 import threading
@@ -43,7 +43,8 @@ class Waiter:
         timeout_s: float | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`explain` returns why the wait is not over; `now` is a steady clock in seconds. None never times out."""
+        """`explain` returns why the wait is not over; `now` is a steady clock in seconds. `timeout_s` None means no
+        timeout."""
         self._events = events
         self._explain = explain
         self._stop = stop or threading.Event()
