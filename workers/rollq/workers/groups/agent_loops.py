@@ -1,4 +1,4 @@
-"""Agent loops by their names in the settings."""
+"""Agent loops by their setting's name."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

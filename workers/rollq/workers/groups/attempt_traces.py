@@ -1,7 +1,7 @@
-"""Spans of a worker's attempts at groups: queued, the attempt, its turns and judgements, and the put of its result.
+"""Spans of a worker's attempts at groups: queued, the attempt, its turns and judgements, and putting its result.
 
 Times follow the server's clock: a lease holds the server's time, and the worker's monotonic clock counts from there.
-They are late by at most the duration of the lease call.
+Times are late by at most the lease call's duration.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from rollq.buffer.values.rollouts import Lease, Sample
 from rollq.workers.engines.protocol import Completion, Request
 
 ENDS = (PutOutcome.FILTERED, PutOutcome.FAILED, PutOutcome.DROPPED)
-"""Destinations of groups that no trainer gets. The worker ends their traces."""
+"""The outcomes of groups that no trainer gets. The worker ends these groups' traces."""
 
 
 class ServerClock:
@@ -36,7 +36,7 @@ class ServerClock:
 
 
 class AttemptTrace:
-    """The spans of one attempt, or of a loan of some of its samples."""
+    """The spans of one attempt, or of a loan of some of an attempt's samples."""
 
     def __init__(self, tracer: Tracer, trace: GroupTrace, lease: Lease, clock: ServerClock, worker: str) -> None:
         self._tracer = tracer
@@ -84,8 +84,8 @@ class AttemptTrace:
             self._end_life()
 
     def handed_back(self, error: str) -> None:
-        """Note that the group has been handed back without a result. `error` says why the try counts as spent, or is
-        ''.
+        """Note that the group has been handed back without a result. `error` is the reason why the try counts as spent,
+        or ''.
         """
         self._facts, self._error = {"rollq.outcome": "handed back"}, error
 
@@ -95,7 +95,7 @@ class AttemptTrace:
         self._end_life()
 
     def end(self, cut: str) -> None:
-        """End the attempt or the loan. `cut` says why it was stopped, or is ''."""
+        """End the attempt or the loan. `cut` is the reason for stopping it, or ''."""
         facts: Attributes = {
             "rollq.attempt": self._lease.attempt,
             "rollq.tries": self._lease.tries,
@@ -124,8 +124,8 @@ class AttemptTrace:
 
 
 class AttemptTraces:
-    """Begins the trace of each attempt of a worker. There is no trace without a tracer, or for groups that tracing
-    leaves out."""
+    """Begins the traces of a worker's attempts. There is no trace without a tracer, or for groups that tracing leaves
+    out."""
 
     def __init__(self, tracer: Tracer | None, worker: str) -> None:
         self._tracer = tracer
@@ -148,7 +148,7 @@ class AttemptTraces:
 
 
 def facts_of(samples: Sequence[Sample]) -> dict[str, str | int | float | bool]:
-    """Samples as attributes: their number, tokens, versions, and mean reward."""
+    """A span's attributes for samples: their number, tokens, versions, and mean reward."""
     reward = mean_of(sample.reward for sample in samples)
     oldest = present(sample.oldest_version for sample in samples)
     newest = present(sample.newest_version for sample in samples)

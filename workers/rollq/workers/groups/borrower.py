@@ -18,7 +18,7 @@ from rollq.workers.rq.in_flight import HAND_BACK_S
 from rollq.workers.wake_signals import Signals
 
 POLL_S = 10.0
-"""How often it checks without a wake-up."""
+"""The seconds between checks without a wake-up."""
 
 
 class Borrower:
@@ -71,7 +71,7 @@ class Borrower:
             await asyncio.wait(self._running, timeout=HAND_BACK_S)
 
     async def _borrow(self) -> bool:
-        """Borrow offered samples and make them. Returns whether there were any."""
+        """Borrow offered samples and make them. Returns whether any were offered."""
         has_borrowed = False
         for task in self._control.open_tasks:
             settings = self._recipes[task].settings

@@ -1,7 +1,7 @@
-"""Ends groups of a batch that is cut off with their finished samples, if there are enough.
+"""When a batch is cut off, ends its groups with their finished samples, if they have enough.
 
 A group with too few keeps its finished samples, leaves its batch, and continues later. Two kinds of groups are not
-stopped: groups of an evaluation, which would start again as a whole, and groups whose samples have all ended.
+stopped: an evaluation's groups, which would start again as a whole, and groups whose samples have all ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ LEFT_OUT: Final = Sample((), SampleStatus.FAILED, FinishReason.ABORT, error="its
 
 
 def without_the_rest(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of a group that ends with its batch; unfinished samples are left out."""
+    """The samples of a group that ends with its batch, with `LEFT_OUT` in place of unfinished samples."""
     return [sample if sample.status in ENDED else LEFT_OUT for sample in samples]
 
 

@@ -1,12 +1,12 @@
 """Decides how many of the fleet's groups a worker may hold. Pure.
 
-Groups are shared in proportion to what each worker can do, so all workers end at about the same time. The number of
-groups under way does not change with a lease, so workers that ask at the same moment agree on it.
+Groups are shared in proportion to workers' capacities, so all workers end at about the same time. The number of groups
+under way does not change with a lease, so workers that ask at the same moment agree on it.
 
-Shares that are not whole numbers leave a remainder. Workers take it one group at a time, the worker with the largest
-fraction first. After a while, workers that gain speed from more samples take the remaining groups beyond their shares.
-This limits the time that groups wait because of outdated facts about the fleet, or of workers without places for their
-shares. A fully used worker leaves these groups to the next worker with a place.
+Shares that are not whole numbers leave a remainder. Workers take the remainder one group at a time, the worker with the
+largest fraction first. After a while, workers that gain speed from more samples take the remaining groups beyond their
+shares. This limits how long groups wait because facts about the fleet are outdated, or because workers lack places for
+their shares. A fully used worker leaves these groups to the next worker with a place.
 """
 
 from math import ceil, floor
@@ -19,18 +19,19 @@ NOISE = 0.1
 ALIKE = 0.08
 """Workers whose measured speeds differ by less than this count as equally fast."""
 REST_S = 0.1
-"""The remainder is taken within this time: the larger the fraction of a group that a worker is owed, the sooner it
-asks."""
+"""Workers take the remainder within this many seconds: the larger the fraction of a group that a worker is owed, the
+sooner it asks."""
 MOST_DOUBLINGS = 30
 PATIENCE_S = 1.0
-"""After this time, any worker may take a waiting group. After each further such time, it may take twice as many."""
+"""After this many seconds, any worker may take a waiting group. After each further such period, it may take twice as
+many."""
 LEAST_GAIN = 0.5
-"""Only workers with at least this gain take these groups; see `EngineSpeed.gain`."""
+"""Only workers with at least this gain take such groups; see `EngineSpeed.gain`."""
 
 
 def counted_speed(fleet: Fleet, places: int, tokens_per_s: float) -> float:
-    """The speed that counts for a worker with these places: the fleet's speed per place if the worker's speed is close
-    to it."""
+    """The speed that counts for a worker with these places: the worker's, or the fleet's speed per place if both are
+    close."""
     if not fleet.tokens_per_s:
         return tokens_per_s
     usual = places * fleet.tokens_per_s / fleet.measured_places
@@ -49,9 +50,9 @@ def share_of(fleet: Fleet, places: int, tokens_per_s: float) -> float:
 
 
 def allowance(under_way: UnderWay, held: int, share: float, waited_s: float, gain: float = 1.0) -> int:
-    """How many pending groups a worker that holds `held` may take now. A worker without groups may take one.
+    """The number of pending groups that a worker with `held` groups may take now. A worker without groups may take one.
 
-    `waited_s` is how long it has been denied pending groups. For `gain`, see `EngineSpeed.gain`.
+    `waited_s` is how many seconds it has been denied pending groups. For `gain`, see `EngineSpeed.gain`.
     """
     owed = (under_way.pending + under_way.running) * share
     sure = floor(owed + NOISE)
@@ -66,7 +67,7 @@ def allowance(under_way: UnderWay, held: int, share: float, waited_s: float, gai
 
 
 def denied_for_s(under_way: UnderWay, held: int, share: float, waited_s: float) -> float:
-    """How soon a worker that was first denied `waited_s` ago may ask again."""
+    """After how many seconds a worker that was first denied `waited_s` ago may ask again."""
     owed = (under_way.pending + under_way.running) * share
     if held == floor(owed + NOISE) < owed and waited_s < rest_s(owed):
         return rest_s(owed) - waited_s
@@ -74,5 +75,5 @@ def denied_for_s(under_way: UnderWay, held: int, share: float, waited_s: float) 
 
 
 def rest_s(owed: float) -> float:
-    """How long a worker waits before it rounds up the number of groups that it is `owed`."""
+    """How many seconds a worker waits before it rounds up the number of groups that it is `owed`."""
     return REST_S * (1 - (owed - floor(owed)))

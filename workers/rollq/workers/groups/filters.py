@@ -36,7 +36,7 @@ def completed(samples: Iterable[Sample]) -> list[Sample]:
 def zero_advantage(prompt: Prompt, samples: Sequence[Sample]) -> bool:
     """False when all completed samples have the same reward, which gives them no advantage.
 
-    The dynamic sampling of DAPO (arXiv:2503.14476, section 3.2); the producer replaces dropped groups.
+    This is DAPO's dynamic sampling (arXiv:2503.14476, section 3.2); the producer replaces dropped groups.
     """
     return not no_advantage(present(sample.reward for sample in completed(samples)))
 
@@ -52,7 +52,7 @@ class FilterError(RollqError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A filter by its name."""
+    """A filter with its name."""
 
     name: str
     call: UserFunction
@@ -85,7 +85,7 @@ def as_judged(sample: Sample) -> Sample:
 
 
 async def keep(filters: Sequence[Filter], prompt: Prompt, samples: Sequence[Sample]) -> bool:
-    """Whether every filter keeps the group. Asks the filters in order, and stops when a filter drops the group. Raises
+    """Ask the filters in order, until one drops the group, and return whether every filter keeps it. Raises
     `FilterError`."""
     for one_filter in filters:
         if not await one_filter.keeps(prompt, samples):

@@ -1,6 +1,6 @@
-"""This worker's share of its fleet's work, in proportion to what each worker can do.
+"""This worker's share of its fleet's work, in proportion to workers' capacities.
 
-Invariant: this worker takes no group before the fleet knows it, and a worker that takes no groups has no share.
+Invariant: this worker takes no group before it is known to the fleet, and a worker that takes no groups has no share.
 """
 
 from rollq.buffer.calls.orders import Fleet
@@ -28,11 +28,11 @@ class FleetShare:
         self.share = 0.0
         """This worker's share of all work; 0.0 while it takes none."""
         self.tokens_per_s = 0.0
-        """The speed of this worker at the fleet's mean number of samples; 0.0 while unknown."""
+        """This worker's speed at the fleet's mean number of samples; 0.0 while unknown."""
         self.fleet = Fleet()
-        """The places, speed and work of all workers, as last reported."""
+        """The last report of all workers' places, speed and work."""
         self.counted_tokens_per_s = 0.0
-        """The speed of this worker that the fleet counts."""
+        """The speed that the fleet counts for this worker."""
         self._calls = calls
         self._host = host
         self._control = control
@@ -43,7 +43,7 @@ class FleetShare:
 
     @property
     def gain(self) -> float:
-        """How much speed this worker gains from more samples now; see `EngineSpeed.gain`."""
+        """The speed that this worker would gain from more samples now; see `EngineSpeed.gain`."""
         return self._maker.speed.gain(self._places.open)
 
     async def leave(self) -> None:
@@ -58,7 +58,7 @@ class FleetShare:
         speed = self._maker.speed
         load = speed.mean_sequences
         self.tokens_per_s = speed.tokens_per_s(self.fleet.mean_load or load)
-        counted = float(round(counted_speed(self.fleet, places, self.tokens_per_s)))  # as the fleet counts it
+        counted = float(round(counted_speed(self.fleet, places, self.tokens_per_s)))  # as counted by the fleet
         self.fleet = await self._calls.poll(
             self._calls.buffer.join_fleet,
             self._worker,

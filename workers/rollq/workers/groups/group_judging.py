@@ -1,8 +1,8 @@
-"""The rewards of groups that are judged as a whole, when all samples have ended.
+"""Rewards groups that are judged as a whole, when all samples have ended.
 
 Invariant: only a group that is put as finished has rewards from its group judge. Until a group is judged, the buffer
 keeps its complete samples as unfinished samples that wait for their group. The next attempt neither makes nor judges
-them again. If siblings are made again, samples that come back with a group's rewards lose them, and get their earlier
+them again. If siblings are made again, samples that come back with rewards from their group judge get their earlier
 rewards back.
 """
 
@@ -32,9 +32,9 @@ from rollq.workers.judging.token_rewards import (
 )
 
 JUDGED_ALONE: Final = "judged_alone"
-"""Name in `Sample.extra` of the reward that a sample had before its group was judged, with its parts."""
+"""The key in `Sample.extra` for a sample's reward, with its parts, from before its group was judged."""
 AWAITS_GROUP: Final = "awaits_group"
-"""Name in `Sample.extra` that marks a sample which is complete and waits for its group."""
+"""The key in `Sample.extra` that marks a complete sample that waits for its group."""
 TOO_FEW: Final = "not judged: too few samples of its group completed"
 
 
@@ -45,7 +45,7 @@ class GroupJudging:
         self._judging = judging
 
     async def judge(self, recipe: Recipe, lease: Lease, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples of an ended group with the rewards of its group judge; failed samples are unchanged. Raises
+        """An ended group's samples with rewards from its group judge; failed samples are unchanged. Raises
         `GroupNotJudged`."""
         judge = recipe.group_judge
         assert judge is not None
@@ -69,14 +69,14 @@ class GroupJudging:
 
 
 def _with_completed(samples: Sequence[Sample], completed: Iterable[Sample]) -> list[Sample]:
-    """The samples, with `completed` in place of those that have completed."""
+    """The samples, with the completed ones replaced by `completed`, in order."""
     others = iter(completed)
     return [next(others) if sample.status is SampleStatus.COMPLETED else sample for sample in samples]
 
 
 def after(sample: Sample, verdict: Verdict, judge: GroupJudge, seconds: float) -> Sample:
-    """A sample with its reward from the group judge, or a failed sample. If its tokens have rewards and the verdict is
-    for the whole sample, the last token gets the difference."""
+    """A sample with its reward from the group judge, or a failed sample. If the sample has token rewards and the
+    verdict has only a reward for the whole sample, the last token gets the difference."""
     if verdict.reward is None:
         failed = replace(sample, status=SampleStatus.FAILED, error=verdict.error, failure=verdict.failure)
         return replace(failed, reward=None, reward_parts={})
@@ -118,7 +118,7 @@ def before(sample: Sample) -> Sample:
 
 
 def waiting(sample: Sample) -> Sample:
-    """A completed sample as the buffer keeps it until its group is judged: with all its content, marked as
+    """A completed sample in the form that the buffer keeps until the group is judged: all its content, marked as
     unfinished."""
     if sample.status is not SampleStatus.COMPLETED:
         return sample
@@ -126,14 +126,15 @@ def waiting(sample: Sample) -> Sample:
 
 
 def kept_until_judged(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of an unjudged group as the buffer keeps them: some are marked as unfinished, so the group is too."""
+    """An unjudged group's samples in the form that the buffer keeps: some are marked as unfinished, so the group is
+    too."""
     is_whole = have_ended(samples)
     return [waiting(sample) if is_whole or sample.reward is None else sample for sample in samples]
 
 
 def too_few(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of a group that fails unjudged. Samples without a reward fail too, with the most frequent failure
-    kind."""
+    """The samples of a group that fails unjudged. Samples without a reward fail too, with the group's most frequent
+    failure kind."""
     kinds = Counter(sample.failure for sample in samples if sample.failure)
     kind = kinds.most_common(1)[0][0] if kinds else FailureKind.GRADER
     return [

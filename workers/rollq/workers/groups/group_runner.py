@@ -1,9 +1,9 @@
-"""Runs one group through a worker: makes its samples, filters the group, and puts it as one result.
+"""Runs one group through a worker: makes its samples, filters the group, and puts one result.
 
-Invariant: every lease ends in exactly one of three ways: its result is put, it is handed back, or it is dropped because
-the worker no longer holds it. A stopped group keeps its finished samples and, with partial rollout, the tokens of
-unfinished samples. A group without either is handed back. Engine failures and timeouts count as a try; deliberate stops
-do not. A loan ends when its samples are returned, finished or not.
+Invariant: every lease ends in exactly one way: its result is put, it is handed back, or it is dropped because the
+worker no longer holds it. A stopped group keeps its finished samples and, with partial rollout, the tokens of
+unfinished samples. A group without either is handed back. Attempts that end by an engine failure or a timeout count as
+tries; deliberately stopped ones do not. A loan ends when its samples are returned, finished or not.
 """
 
 import asyncio
@@ -38,15 +38,15 @@ log = logging.getLogger(__name__)
 PUT_GATHER_S = 0.002
 PUT_LIMIT = 256
 LAST_FILTERS_S = 3.0
-"""How long filters may take on a group that ends with its batch. The coordinator waits a little longer."""
+"""How many seconds filters may take on a group that ends with its batch. The coordinator waits a little longer."""
 ABORT_S = 1.0
-"""How long a stopped group may take to return its tokens."""
+"""How many seconds a stopped group may take to return its tokens."""
 FINISHED = (PutOutcome.COMPLETED, PutOutcome.GATHERED, PutOutcome.FILTERED)
 
 
 @dataclass(slots=True)
 class Totals:
-    """Counts since the start of the worker. `restarted` counts results that their batch rejected and that are generated
+    """Counts since the worker's start. `restarted` counts results that their batch rejected and that are generated
     again.
     """
 
@@ -113,7 +113,7 @@ class GroupRunner:
         started_s = monotonic()
         making = asyncio.create_task(self._making.make(recipe, held, samples))
         try:
-            # Shielded: when this task is cancelled, `_stop` first lets running requests return the tokens they have.
+            # Shielded: when this task is cancelled, `_stop` first lets running requests return their tokens so far.
             await asyncio.shield(making)
             result = await self._result(held.lease, samples, started_s)
         except EngineDead as error:
@@ -169,7 +169,7 @@ class GroupRunner:
     # results
 
     async def _result(self, lease: Lease, samples: Sequence[Sample], started_s: float) -> GroupResult:
-        """The result of these samples. A finished group is judged as a whole and filtered."""
+        """Make the result for these samples. A finished group is judged as a whole and filtered."""
         recipe = self._recipes[lease.task]
         result = GroupResult(lease, tuple(samples), generate_s=monotonic() - started_s)
         if lease.evaluation:
@@ -186,7 +186,7 @@ class GroupRunner:
             return replace(result, samples=tuple(failed), error=str(error))
 
     async def _judged(self, recipe: Recipe, result: GroupResult) -> GroupResult:
-        """The result with the group judge's rewards, if all samples have ended and enough completed. Raises
+        """The result, with the group judge's rewards if all samples have ended and enough have completed. Raises
         `GroupNotJudged`."""
         samples = result.samples
         if not have_ended(samples):
@@ -281,8 +281,8 @@ class GroupRunner:
         await self._hand_back(held, error)
 
     async def _with_away(self, held: HeldLease, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """The samples of a stopped attempt. Borrowed samples include the tokens that other workers have made: `put`
-        replaces the buffer's copy."""
+        """A stopped attempt's samples. Lent samples include the tokens that other workers have made: `put` replaces the
+        buffer's copy."""
         if not held.away:
             return samples
         salvaged = await asyncio.get_running_loop().run_in_executor(
@@ -304,7 +304,8 @@ class GroupRunner:
 
 
 def _storable(lease: Lease, samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of a stopped attempt. Some were being judged, and have not been checked yet."""
+    """A stopped attempt's samples in a form that the buffer accepts: samples that were being judged have not been
+    checked yet."""
     return [
         storable(new) if new.status is SampleStatus.ABORTED and new is not old else new
         for new, old in zip(samples, lease.samples, strict=True)
@@ -319,8 +320,8 @@ def _failed(sample: Sample, error: str, kind: FailureKind) -> Sample:
 
 
 def _with_kept(held: HeldLease, samples: Sequence[Sample]) -> Sequence[Sample]:
-    """The samples of a stopped attempt. If a sample's tokens were not returned in time, its last salvaged state is
-    used: `put` replaces the buffer's copy."""
+    """A stopped attempt's samples. If a sample's tokens were not returned in time, its last salvaged state is used:
+    `put` replaces the buffer's copy."""
     return [
         held.kept.get(index, old) if new is old else new
         for index, (new, old) in enumerate(zip(samples, held.lease.samples, strict=True))

@@ -1,8 +1,8 @@
 """Leases for tickets: how many groups a worker takes, and when.
 
-Invariant: groups are leased only while a sample of them has a place, the engine serves published weights, and a task is
-open. While other workers want groups too, this worker leases at most its share. A group on its last try, after workers
-died while running it, has the engine to itself.
+Invariant: groups are leased only while there is a place for one of their samples, the engine serves published weights,
+and a task is open. While other workers want groups too, this worker leases at most its share. A group on its last try,
+after workers died while running it, has the engine to itself.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ MAX_TAKE = 256
 """The most groups per call: calls to the buffer stay short, and generation starts while further groups are leased."""
 
 FRESH_S = 0.05
-"""For this long, a worker may take the groups that it was allowed when it asked for tickets."""
+"""For this many seconds, a worker may take the groups that it was allowed when it asked for tickets."""
 
 
 class TicketGroups:
-    """The groups that were leased for one ticket, while they run."""
+    """The running groups that were leased for one ticket."""
 
     def __init__(self, held: Sequence[HeldLease]) -> None:
         self.groups = [f"{entry.lease.task}/{entry.lease.group_id}" for entry in held]
@@ -53,7 +53,7 @@ class TicketGroups:
             task.add_done_callback(self._ended)
 
     async def run(self) -> None:
-        """Wait for the groups. When cancelled, stop those that are not finished."""
+        """Wait for the groups. When cancelled, stop unfinished groups."""
         try:
             await self._all_ended.wait()
         except asyncio.CancelledError:
@@ -91,8 +91,8 @@ class Intake:
     ) -> None:
         self.stopped = False
         self.taking = asyncio.Lock()
-        """The lock for asking for groups or samples, held until they have started: a group that must run alone goes
-        only to a worker with no other request."""
+        """The lock for asking for groups or samples, held until they have started: only a worker with no other request
+        gets a group that must run alone."""
         self._calls = calls
         self._runner = runner
         self._table = table
@@ -125,8 +125,8 @@ class Intake:
         return 0
 
     async def _allow(self) -> tuple[int, float]:
-        """Find out how many groups may be taken now. Returns how many tickets of one group may be taken and, if none,
-        how soon to ask again.
+        """Find out how many groups may be taken now. Returns the number of single-group tickets to take and, if 0,
+        after how many seconds to ask again.
 
         If no group is pending, the worker may wait for one ticket, unless groups of some task have no room.
         """
@@ -158,7 +158,7 @@ class Intake:
         return share == self._allowed_share and (share == 1.0 or monotonic() - self._allowed_s < FRESH_S)
 
     def _share_of(self, under_way: UnderWay, held: int, now_s: float) -> tuple[int, float]:
-        """How many pending groups this worker may take and, if none, how soon to ask again."""
+        """The number of pending groups that this worker may take and, if 0, after how many seconds to ask again."""
         share = self._fleet.share
         if groups := allowance(under_way, held, share, 0.0):
             self._denied_since_s = None
@@ -181,7 +181,7 @@ class Intake:
         return Taken(orders, unused=asked - wanted if self._pending and len(held) == wanted else 0)
 
     async def _lease_and_start(self, most: int) -> tuple[int, list[HeldLease]]:
-        """Lease up to `most` groups and start them. Returns how many groups it asked for, and those that run."""
+        """Lease up to `most` groups and start them. Returns how many groups were requested, and the running groups."""
         if not most:
             return 0, []
         async with self.taking:
@@ -214,7 +214,7 @@ class Intake:
     async def _lease(self, asked: int) -> tuple[float, int, Sequence[Lease]]:
         """Lease up to `asked` groups, waiting while draining or while weights are too old; no leases after `stop`.
 
-        Returns the time of the call, how many groups it asked for, and the leases.
+        Returns the time of the call, the number of groups requested, and the leases.
         """
         while not self.stopped:
             version = self._host.version

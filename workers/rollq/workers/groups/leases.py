@@ -1,9 +1,9 @@
-"""The leases that a worker holds. They are renewed in one call and given up in time.
+"""Holds a worker's leases, renews them in one call, and gives them up in time.
 
 Invariant: generation for a group continues only while its lease is known to be valid, and no longer than an attempt may
-take. The local deadline counts from the moment before the call that set the deadline in Redis, so it is never later
-than Redis's, and a worker that is cut off stops in time. A finished result is put even after the deadline, and the
-buffer decides.
+take. The local deadline counts from before the call that set the deadline in Redis, so it is never later than Redis's,
+and a worker that is cut off stops in time. A finished result is put even after the deadline, and the buffer decides
+whether to accept it.
 """
 
 import asyncio
@@ -42,16 +42,16 @@ class StopReason(StrEnum):
 class HeldLease:
     """A held lease, requested at `asked_s` and valid until `deadline_s` (both monotonic).
 
-    `started` is true once its task has run its first step, and `finished` while it is being put or handed back.
-    `requests` are its requests at the engine, with the index of each request's sample. `looping` are samples whose
-    agent loop has not ended. `open` and `behind` count the samples that are still to be generated, and the samples that
-    have been generated (see `Places`). `placed` says whether a sample has had a place. `expected_tokens` is the
-    expected length of its answers, 0.0 while unknown. `parts` counts the salvaged parts of its samples. `salvages` says
-    whether the buffer still keeps parts, and `is_full` whether it has too many parts to keep more. `kept` has the last
-    salvaged state of each sample, and `made` the current state of all samples. `cut_off` is true if its batch waits
-    only for finished samples. `given_up` are samples to lend that this worker has not released yet, `away` are samples
-    that are offered or lent, and `staying` are samples that came back unfinished and are not lent again. `offer_calls`
-    counts the calls that have offered samples or withdrawn offers.
+    `started` is true once the group's task has run its first step, and `finished` is true while the group is being put
+    or handed back. `requests` holds the group's requests in the engine, with the index of each request's sample.
+    `looping` holds samples whose agent loop has not ended. `open` counts samples still to be generated, and `behind`
+    counts generated samples (see `Places`). `placed` is true once a sample has had a place. `expected_tokens` is the
+    answers' expected length, 0.0 while unknown. `parts` counts the samples' salvaged parts. `salvages` is true while
+    the buffer keeps parts, and `is_full` is true if it has too many parts to keep more. `kept` holds each sample's last
+    salvaged state, and `made` holds all samples' current state. `cut_off` is true if the batch waits only for finished
+    samples. `given_up` holds samples to lend that this worker has not released yet, `away` holds samples that are
+    offered or lent, and `staying` holds samples that came back unfinished and are not lent again. `offer_calls` counts
+    the calls that have offered samples or withdrawn offers.
     """
 
     lease: Lease
@@ -85,8 +85,8 @@ def _key(lease: Lease) -> tuple[str, int, str]:
 
 
 class LeaseTable:
-    """The leases that a worker holds. Sets the signal `room` when a group leaves the engine or the worker, and
-    `cut_off` when a group's batch is cut off."""
+    """A worker's leases. Sets the signal `room` when a group leaves the engine or the worker, and `cut_off` when a
+    group's batch is cut off."""
 
     def __init__(
         self, calls: BufferCalls, lease_s: Mapping[str, float], timeouts: AttemptTimeouts, signals: Signals
@@ -106,7 +106,7 @@ class LeaseTable:
 
     @property
     def generating(self) -> int:
-        """How many groups still need the engine; the others are being judged and put."""
+        """The number of groups that still need the engine; the others are being judged and put."""
         return len(self._generating)
 
     @property
@@ -141,7 +141,7 @@ class LeaseTable:
         self.note_generated(held)
 
     def note_generated(self, held: HeldLease) -> None:
-        """Free the group's room at the engine: it only needs to be judged and put."""
+        """Free the group's room in the engine: the group only needs to be judged and put."""
         self._generating.discard(held)
         self._signals.room.set()
 
@@ -178,7 +178,7 @@ class LeaseTable:
             self._signals.cut_off.set()
 
     def renew_in_thread(self) -> None:
-        """Renew the leases if they are due while the event loop is blocked. Called in another thread."""
+        """Renew leases that are due while the event loop is blocked. Called in another thread."""
         asked_s = monotonic()
         due = [entry for entry in self if not entry.finished and self._is_due(entry, asked_s)]
         if not due:
@@ -190,7 +190,7 @@ class LeaseTable:
                 entry.deadline_s = asked_s + self._lease_s[entry.lease.task]
 
     def _is_due(self, held: HeldLease, now_s: float) -> bool:
-        """Whether half of a lease is over."""
+        """Whether half of a lease has passed."""
         return held.deadline_s - now_s < self._lease_s[held.lease.task] / 2
 
     def _cut_off(self, now_s: float) -> None:

@@ -1,7 +1,7 @@
-"""Samples of this worker's groups that other workers make, from the offer to the return.
+"""Lends samples of this worker's groups to other workers, from the offer to the return.
 
-Invariant: a sample is made in one place at a time. It is offered only after this worker has released it, and made here
-again only when the buffer reports that it is neither offered nor lent.
+Invariant: a sample is made in one place at a time. A sample is offered only after this worker has released it, and is
+made here again only when the buffer reports that it is neither offered nor lent.
 """
 
 import asyncio
@@ -17,17 +17,18 @@ from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason
 from rollq.workers.wake_signals import Signals
 
 GATHER_S = 0.02
-"""Samples given up within this time are offered together, so siblings go to one worker."""
+"""Samples given up within this many seconds are offered together, so siblings go to one worker."""
 OFFER_S = 2.0
-"""How long a sample is offered. If no worker takes it, it is made here."""
+"""How many seconds a sample is offered. If no worker takes the sample, it is made here."""
 LEAST_REST_S, MOST_REST_S = 10.0, 600.0
-"""How long a task pauses its offers after an untaken offer; doubled after each further untaken offer."""
+"""The shortest and longest pause, in seconds, in a task's offers after an untaken offer. Each further untaken offer
+doubles the pause."""
 
 
 @dataclass(slots=True, eq=False)
 class Away:
-    """A sample that other workers may make since `since_s` (monotonic). `back` receives it when it returns. `parts` is
-    the number of its group's parts in the buffer when it was offered, or None before.
+    """A sample that other workers may make since `since_s` (monotonic). `back` receives the sample when it returns.
+    `parts` is the number of its group's parts in the buffer at the time of the offer, None before the offer.
     """
 
     sample: Sample
@@ -53,12 +54,12 @@ class Loans:
 
     @property
     def offered(self) -> int:
-        """How many samples are offered and not lent yet."""
+        """The number of samples that are offered and not lent yet."""
         return sum(not away.is_lent for samples in self._away.values() for away in samples.values())
 
     async def lend(self, held: HeldLease, index: int, sample: Sample) -> Sample:
-        """Let another worker make the rest of a sample. Returns the sample once it is back. The sample is unchanged if
-        no worker took it or its group is stopped. After a stop, `held.away` still has its index.
+        """Let another worker make the rest of a sample. Returns the sample once it is back, unchanged if no worker took
+        it or its group is stopped. After a stop, `held.away` still has the sample's index.
         """
         if held.finished:
             return sample
@@ -138,7 +139,7 @@ def _offer(held: HeldLease, samples: Mapping[int, Away], now_s: float) -> Offer:
 
 
 def _after(away: Away) -> int:
-    """How many parts of the group precede the first part of this sample."""
+    """The number of the group's parts that precede this sample's first part."""
     return (away.parts or 0) if away.sample.status is SampleStatus.PENDING else 0
 
 

@@ -9,7 +9,7 @@ from rollq.buffer.values.rollouts import FinishReason, Sample
 from rollq.workers.judging.token_rewards import add_on_last_token
 
 PART = "overlong"
-"""Name of the penalty among the parts of a reward."""
+"""The penalty's name among a reward's parts."""
 OVERLONG = "overlong"
 """The filter that excludes truncated samples from the loss instead of dropping their group."""
 
@@ -29,8 +29,8 @@ def length_penalty(tokens: int, max_tokens: int, buffer_tokens: int) -> float:
 
 
 def punish(sample: Sample, max_tokens: int, buffer_tokens: int, factor: float) -> Sample:
-    """The sample with `factor` times its length penalty added as a part of its reward, and to its last token's reward.
-    It keeps the judge's reward for filters and statistics."""
+    """The sample with `factor` times its length penalty, added as a part of the reward and to the last token's reward.
+    The sample keeps the judge's reward for filters and statistics."""
     if sample.reward is None:
         return sample
     penalty = factor * length_penalty(sample.response_tokens, max_tokens, buffer_tokens)
@@ -43,8 +43,7 @@ def punish(sample: Sample, max_tokens: int, buffer_tokens: int, factor: float) -
 
 
 def mask_truncated(sample: Sample) -> Sample:
-    """The sample with all tokens outside the loss if its length limit ended it, otherwise unchanged (DAPO, overlong
-    filtering)."""
+    """The sample, with all tokens outside the loss if its length limit ended it (DAPO's overlong filtering)."""
     if sample.finish_reason is not FinishReason.LENGTH:
         return sample
     segments = tuple(

@@ -1,8 +1,9 @@
-"""Places for samples in a worker: how many samples are generated at the same time, and which sample is next.
+"""Places for samples in a worker limit how many samples are generated at the same time. The best waiting sample gets
+the next place.
 
-Invariant: a sample is generated only while it has a place. A freed place goes at once to the next sample. Groups are
-leased only while a place is free, so a worker can start every group that it holds; waiting groups stay in the buffer
-for a worker with a place.
+Invariant: a sample is generated only while it has a place. A freed place immediately goes to the next sample. Groups
+are leased only while a place is free, so a worker can start every group that it holds; waiting groups stay in the
+buffer for a worker with a place.
 """
 
 import asyncio
@@ -15,18 +16,18 @@ from rollq.workers.groups.sample_order import Turn, turn_of
 from rollq.workers.wake_signals import Signals
 
 JUDGED_SHARE = 4
-"""One extra sample per four places may be with its judge. More would only grow stale."""
+"""One extra sample per four places may be with its judge. More samples would only grow stale."""
 
 
 class Places:
-    """Places of one kind, the samples that have a place, and the samples that wait for one.
+    """One kind of places, with the samples that have a place and the samples that wait for one.
 
-    A sample is open from the lease of its group until it has been generated. Then it is behind until it has been
-    judged, or until its group's lease ends if no siblings are open.
+    A sample is open from its group's lease until it has been generated. Then it is behind until it has been judged, or
+    until its group's lease ends if no siblings are open.
     """
 
     def __init__(self, capacity: Callable[[], int], signals: Signals) -> None:
-        """`capacity` returns how many places there are now."""
+        """`capacity` returns the current number of places."""
         self.open = self.taken = self.behind = 0
         self._capacity = capacity
         self._signals = signals
@@ -35,12 +36,12 @@ class Places:
 
     @property
     def capacity(self) -> int:
-        """How many samples may be generated at the same time."""
+        """The number of samples that may be generated at the same time."""
         return self._capacity()
 
     @property
     def free(self) -> int:
-        """How many further samples can get a place now; fewer while judges are slow."""
+        """The number of further samples that can get a place now, which is smaller while judges are slow."""
         capacity = self.capacity
         return min(capacity - self.open, capacity + -(-capacity // JUDGED_SHARE) - self.open - self.behind)
 
@@ -125,7 +126,7 @@ class Places:
     def look(self) -> None:
         """Give free places to the next samples. If no sample waits, a new group may be leased.
 
-        Samples of a stopped group stop waiting: they end at once.
+        A stopped group's samples stop waiting, and end immediately.
         """
         self._release_finished()
         while self._waiting and self.taken < self.capacity:
@@ -155,13 +156,14 @@ def _turn(held: HeldLease) -> Turn:
 
 
 class AllPlaces:
-    """The places of a worker: the engine's places, and a separate kind for each agent loop that limits its sessions.
+    """A worker's places: the engine's, and a separate kind for each agent loop that limits its sessions.
 
-    A session takes none of the engine's places, since it is not always at the engine.
+    A session takes none of the engine's places, since it does not always use the engine.
     """
 
     def __init__(self, engine: Places, sessions: Mapping[str, Places], group_sizes: Mapping[str, int]) -> None:
-        """`sessions` are limits by task. `group_sizes` has the number of samples in a group of each task."""
+        """`sessions` holds the session places by task. `group_sizes` has the number of samples in each task's
+        groups."""
         self.engine = engine
         self._sessions = sessions
         self._group_sizes = group_sizes
@@ -172,7 +174,7 @@ class AllPlaces:
         return self._sessions.get(task, self.engine)
 
     def group_size(self, task: str) -> int:
-        """How many samples a group of a task has."""
+        """The number of samples in a task's groups."""
         return self._group_sizes[task]
 
     def with_room(self, tasks: Collection[str]) -> tuple[tuple[str, ...], int]:
@@ -183,15 +185,15 @@ class AllPlaces:
 
     @property
     def open(self) -> int:
-        """How many samples are still to be generated."""
+        """The number of samples still to be generated."""
         return sum(places.open for places in self._every)
 
     @property
     def taken(self) -> int:
-        """How many samples have a place."""
+        """The number of samples with a place."""
         return sum(places.taken for places in self._every)
 
     @property
     def capacity(self) -> int:
-        """How many samples may have a place, over the kinds of places that a task uses."""
+        """The number of samples that may have a place, over the kinds of places that tasks use."""
         return sum(places.capacity for places in self._every)

@@ -10,11 +10,11 @@ class LastMinute:
     """The growth of totals within the last `WINDOW_S` seconds."""
 
     def __init__(self, now_s: float, totals: Mapping[str, float]) -> None:
-        """`now_s` is from a steady clock; `totals` are the current totals."""
+        """`now_s` is the time on a steady clock; `totals` holds the current totals."""
         self._noted: deque[tuple[float, Mapping[str, float]]] = deque([(now_s, totals)])
 
     def note(self, now_s: float, totals: Mapping[str, float]) -> None:
-        """Note later totals of the same names."""
+        """Note later totals with the same names."""
         self._noted.append((now_s, totals))
         while now_s - self._noted[1][0] >= WINDOW_S:  # keeps one entry that is at least as old as the window
             self._noted.popleft()

@@ -1,4 +1,4 @@
-"""A group's prompt for its samples: tokens, images, and the tokenizer of its conversation."""
+"""Reads a group's prompt for its samples: tokens, images, and the conversation's tokenizer."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from rollq.workers.tokenizers.hugging_face import HfTokenizer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadPrompt:
-    """A prompt's ids int32 [P], with the tokens of its images, and the tokenizer of its conversation.
+    """A prompt's ids int32 [P], including its images' tokens, and the tokenizer for its conversation.
 
     The tokens in `reserved` represent images.
     """
@@ -27,7 +27,7 @@ class ReadPrompt:
     reserved: frozenset[int] = frozenset()
 
     def images_in(self, ids: Sequence[int]) -> PlacedImages | None:
-        """The images whose tokens are in `ids`, the prompt and prefix of a request; None if there are none.
+        """The images whose tokens are in `ids`, a request's prompt and prefix; None if there are none.
 
         Raises `ImageError` for tokens that mean another image.
         """
@@ -44,7 +44,7 @@ class ReadPrompt:
             raise ImageError(f"the model made the token {min(made)}, which means an image")
 
     def extra(self) -> dict[str, Any]:
-        """The name of the class that processed the images, for the trainer."""
+        """For the trainer, the name of the class that processed the images."""
         if self.images is None:
             return {}
         return {"image_processor": self.images.processor}
@@ -61,7 +61,7 @@ def tokenizer_of(tokenizer: Tokenizer, options: Mapping[str, Any]) -> Tokenizer:
 
 
 async def read_prompt(prompt: Prompt, tokenizer: Tokenizer) -> ReadPrompt:
-    """Tokenise a prompt, and read its images. Raises `ImageError`, and what the tokenizer raises."""
+    """Tokenise a prompt, and read its images. Raises `ImageError` and the tokenizer's exceptions."""
     if not prompt.images:
         reserved = tokenizer.reserved if isinstance(tokenizer, HfTokenizer) else frozenset()
         return ReadPrompt(prompt_tokens(prompt, tokenizer), tokenizer, reserved=reserved)

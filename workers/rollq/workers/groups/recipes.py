@@ -1,4 +1,4 @@
-"""How a worker generates, judges and filters the groups of each task, from local configuration."""
+"""Recipes, from local configuration: how a worker generates, judges and filters each task's groups."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,21 +63,21 @@ class Recipe:
 
     @property
     def hanging_calls(self) -> int:
-        """How many of its judges' calls are long overdue."""
+        """The number of calls to its judges that are long overdue."""
         together = self.group_judge.call.slots.hanging if self.group_judge else 0
         return self.judge.hanging + together
 
     @property
     def min_valid_samples(self) -> int:
-        """How many samples of a group must complete."""
+        """The number of a group's samples that must complete."""
         return self.settings.min_valid_samples or self.settings.group_size
 
     def tokenizer(self, tokenizer: Tokenizer) -> Tokenizer:
-        """The worker's tokenizer with this task's options of the chat template."""
+        """The worker's tokenizer with this task's chat template options."""
         return tokenizer_of(tokenizer, self.settings.template_options)
 
     async def close(self) -> None:
-        """Release what the loop and the judge hold."""
+        """Release the resources of the loop and the judge."""
         await close_loop(self.loop)
         await self.judge.close()
 
@@ -87,14 +87,14 @@ class Recipe:
         return partial(sample_of, prompt_ids=prompt.ids, encode=prompt.tokenizer.encode, sampling=sampling)
 
     def previous(self, lease: Lease, so_far: Sample) -> Sample:
-        """The sample that the agent loop continues; an empty one unless it resumes `so_far`."""
+        """The sample that the agent loop continues: `so_far` if the loop resumes it, otherwise an empty sample."""
         return so_far if so_far.awaits_judge or self.resumes(lease) else EMPTY_SAMPLE
 
     def sampling(self, lease: Lease, index: int, made_tokens: int = 0) -> Sampling:
-        """Every sampling parameter of one sample in this attempt, its seed included.
+        """Every sampling parameter of one sample in this attempt, including the seed.
 
-        `made_tokens` is the number of its tokens that this attempt has already made. An engine would restart the
-        sequence of random numbers after these tokens, so the sample gets another seed.
+        `made_tokens` is the number of the sample's tokens that this attempt has already made. An engine would restart
+        the random number sequence after these tokens, so the sample gets another seed.
         """
         seed = sample_seed(self.run_seed, lease.task, lease.group_id, index, lease.attempt)
         return self.settings.sampling(turn_seed(seed, made_tokens) if made_tokens else seed)

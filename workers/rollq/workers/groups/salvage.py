@@ -27,7 +27,7 @@ RECORD_GATHER_S = 0.0
 """Agents wait for each record. Records that arrive during a send are sent together in any case."""
 LIMIT = 64
 SHORT_TOKENS = 2 * REPORT_TOKENS
-"""Answers with at most this many tokens are not salvaged: making them again is fast."""
+"""Answers with at most this many tokens are not salvaged, since making them again is fast."""
 
 
 class RecordsFull(RollqError):
@@ -42,7 +42,7 @@ class RecordsFull(RollqError):
 
 
 class SampleSalvage:
-    """Salvages one sample. `tokens` counts its response tokens in the buffer or on their way."""
+    """Salvages one sample. `tokens` counts its response tokens in the buffer or on their way there."""
 
     def __init__(self, salvage: "Salvage", held: HeldLease, index: int, previous: Sample, *, recorded: bool) -> None:
         self.tokens = previous.response_tokens
@@ -54,8 +54,8 @@ class SampleSalvage:
     def keep(self, sample: Sample, *, tokens_again: int = 0) -> None:
         """Keep the new tokens of `sample` and its other fields.
 
-        The tokens kept earlier, and their values, must be unchanged. `tokens_again` counts the new tokens that were
-        kept before.
+        Tokens that were kept earlier, and their values, must be unchanged. `tokens_again` counts the new tokens that
+        were kept before.
         """
         held = self._held
         if held.finished:
@@ -65,7 +65,7 @@ class SampleSalvage:
             self._send(sample, tokens_again)
 
     async def record(self, sample: Sample) -> bool:
-        """Keep `sample`, as `keep` does, and wait until it is kept. Returns False if it cannot be kept.
+        """Keep `sample` as `keep` does, and wait until it is kept. Returns False if that fails.
 
         Raises `RecordsFull` if the group's records are full.
         """
@@ -108,7 +108,8 @@ class SampleSalvage:
             return False
 
     def keep_whole(self, sample: Sample) -> None:
-        """Keep all of a finished sample in place of its earlier parts: its loss mask and arrays may have changed."""
+        """Keep all of a finished sample in place of its earlier parts, since its loss mask and arrays may have
+        changed."""
         tokens, self.tokens = self.tokens, 0
         self.keep(sample, tokens_again=tokens)
 
@@ -122,12 +123,12 @@ class Salvage:
         self._failures = LogOnce(log)
 
     def of(self, held: HeldLease, index: int, previous: Sample, *, recorded: bool = False) -> SampleSalvage:
-        """The salvage of one sample, which continues `previous`. If `recorded`, its agent loop waits for each part; all
-        samples of a lease must agree."""
+        """The salvage of one sample, which continues `previous`. If `recorded`, the agent loop waits for each part.
+        `recorded` must be equal for all of a lease's samples."""
         return SampleSalvage(self, held, index, previous, recorded=recorded)
 
     def send(self, held: HeldLease, part: SamplePart, *, recorded: bool) -> "asyncio.Future[SalvageOutcome]":
-        """Send a part with the next call. If it is not kept, later parts of its lease are not sent."""
+        """Send a part with the next call. If the part is not kept, later parts of its lease are not sent."""
         sent = (self._recorded if recorded else self._parts).submit(part)
         sent.add_done_callback(partial(self._sent, held))
         return sent

@@ -22,7 +22,7 @@ OWN_REWARD = "session"
 
 class SampleJudging:
     """Judges samples. `judged` counts samples, `unrewarded` counts samples without a reward, and `error` is the last
-    error. `judge_s` is the total time of judging, in seconds."""
+    error. `judge_s` is the total judging time in seconds."""
 
     def __init__(self) -> None:
         self.judged = self.unrewarded = 0
@@ -30,8 +30,8 @@ class SampleJudging:
         self.error = ""
 
     async def judge(self, recipe: Recipe, held: HeldLease, index: int, made: Sample) -> Sample:
-        """A completed sample with its reward, or a failed sample. It names its judge and has the duration of
-        judging."""
+        """A completed sample with its reward, or a failed sample. Either names its judge, and has the judging
+        duration."""
         started_s, rewarded = monotonic(), made.reward is not None
         made = await self._judge(recipe, held.lease, made)
         if recipe.judge.name == NONE and not rewarded and made.error is None:
@@ -53,8 +53,8 @@ class SampleJudging:
 
     @staticmethod
     async def _judge(recipe: Recipe, lease: Lease, made: Sample) -> Sample:
-        """A completed sample with its reward, or a failed sample. A sample with a reward keeps it. With the judge
-        `none`, other samples stay without a reward."""
+        """A completed sample with its reward, or a failed sample. A sample that already has a reward keeps it. With the
+        judge `none`, other samples stay without a reward."""
         task = recipe.settings
         verdict = own_verdict(made) if made.reward is not None else await recipe.judge.judge(lease.prompt, made)
         if verdict.raised and task.on_judge_error == "zero":
@@ -72,7 +72,7 @@ class SampleJudging:
 
 
 async def _trainable(recipe: Recipe, made: Sample, judged: Sample, verdict: Verdict) -> Sample:
-    """The judged sample with the rewards of its tokens and with scores, or a failed sample."""
+    """The judged sample with its token rewards and scores, or a failed sample."""
     if verdict.token_rewards is not None:
         judged = with_token_rewards(judged, verdict.token_rewards)
     try:

@@ -1,4 +1,4 @@
-"""The samples of one group, generated and judged concurrently.
+"""Generates and judges one group's samples concurrently.
 
 Invariant: an error in a sample's loop or judge fails only that sample. Finished samples stay, even if others fail.
 """
@@ -44,7 +44,7 @@ ABORTED = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishR
 
 
 class SampleEnds(ExitStack):
-    """Functions to call after a sample is judged or given up. They may remove resources that the judge needs."""
+    """Functions to call after a sample is judged or given up. They may remove resources that a judge needs."""
 
     is_empty = True
 
@@ -91,11 +91,11 @@ class SampleMaker:
 
     @property
     def mean_sample_s(self) -> float:
-        """The mean time to generate a sample, in seconds; 0.0 before the first."""
+        """The mean time to generate a sample, in seconds; 0.0 before the first sample."""
         return self._generate_s / self._generated if self._generated else 0.0
 
     def let_go(self, held: HeldLease) -> None:
-        """Make the samples of a stopped group stop waiting for places and other workers."""
+        """End a stopped group's waits for places and other workers."""
         self._places.of(held.lease.task).look()
         self._loans.let_go(held)
 
@@ -237,7 +237,7 @@ class SampleMaker:
         salvage: SampleSalvage | None,
         ends: SampleEnds,
     ) -> Rollout:
-        """The rollout of one sample, for its agent loop."""
+        """One sample's rollout, for its agent loop."""
         lease = held.lease
         keeps, resumes = recipe.salvages(lease), recipe.resumes(lease)
         return Rollout(
@@ -307,7 +307,7 @@ class SampleMaker:
         )  # fmt: skip
 
     async def _generate(self, held: HeldLease, prompt: ReadPrompt, index: int, request: Request) -> Completion:
-        """Generate for sample `index` of a group with this prompt. Aborts at once if the group is being stopped.
+        """Generate for sample `index` of a group with this prompt. Aborts immediately if the group is being stopped.
 
         Raises `ImageError` for image tokens without an image.
         """
@@ -339,26 +339,26 @@ class SampleMaker:
 
 
 def _missing(lease: Lease, samples: Sequence[Sample]) -> list[int]:
-    """The indices of the samples that this lease is for and that are unfinished."""
+    """The indices of the unfinished samples that this lease is for."""
     return [index for index in lease.borrowed or range(len(samples)) if samples[index].status in UNFINISHED]
 
 
 def storable(made: Sample) -> Sample:
-    """The sample. If the buffer would refuse it, and with it the whole group, a failed sample with the reason."""
+    """The sample, or a failed sample with the reason if the buffer would refuse it, and with it the whole group."""
     made = made if made.error is None else replace(made, error=shown(made.error))
     problem = sample_problem(waiting(made) if made.reward is None else made)
     return made if problem is None else failed(f"the sample cannot be stored: {shown(problem)}")
 
 
 def made_tokens(lease: Lease, index: int, previous: Sample) -> int:
-    """How many tokens of a sample were made earlier in this attempt, by any worker."""
+    """The number of a sample's tokens that any worker made earlier in this attempt."""
     if lease.borrowed:
         return previous.response_tokens
     return previous.response_tokens - lease.samples[index].response_tokens
 
 
 def recomputed(request: Request, completion: Completion) -> int:
-    """The number of tokens that the engine recomputed after changes of weights: for each later span, all earlier tokens
+    """The number of tokens that the engine recomputed after weight changes: for each later span, all earlier tokens,
     including prompt and prefix."""
     context = len(request.context)
     ends = accumulate(span.tokens for span in completion.versions[:-1])
@@ -366,15 +366,15 @@ def recomputed(request: Request, completion: Completion) -> int:
 
 
 def priority(lease: Lease) -> int:
-    """The priority at the engine, lowest first: by step. An evaluation comes after its step's training and before the
-    next step's."""
+    """The priority in the engine, lowest first, by step. An evaluation comes after its step's training and before the
+    next step's training."""
     return 2 * lease.step + lease.evaluation
 
 
 async def all_of(work: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Run everything concurrently. The first error or a cancellation cancels the rest and is raised.
 
-    Unlike `asyncio.TaskGroup`, it raises the error itself, not an exception group.
+    Unlike `asyncio.TaskGroup`, this raises the error itself, not an exception group.
     """
     if len(work) == 1:
         await work[0]
@@ -391,7 +391,8 @@ async def all_of(work: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 def _until_judged(lease: Lease, made: Sample, before: Sample) -> Sample:
-    """The sample in case its group is stopped while it is judged: if it needs no judge, as it was `before`."""
+    """The sample to use if its group is stopped during judging: `made` as unfinished, or `before` if `made` needs no
+    judge."""
     if made.status is not SampleStatus.COMPLETED or made.reward is not None or lease.evaluation:
         return before
     return replace(made, status=SampleStatus.ABORTED)

@@ -8,11 +8,11 @@ from rollq.workers.groups.filters import completed
 
 
 class Turn(NamedTuple):
-    """The sample's place in the order; the sample with the smallest place is next.
+    """A sample's position in the order; the sample with the smallest position is next.
 
     Siblings of a started sample come first: their group ends sooner, and they share the engine's cache of the prompt.
-    Then the earliest step comes, training before evaluation. Then the longest answer comes, which would otherwise run
-    last and alone.
+    Then the earliest step comes first, training before evaluation. Then the longest answer comes first, which would
+    otherwise run last and alone.
     """
 
     waits: bool
@@ -23,13 +23,13 @@ class Turn(NamedTuple):
 
 
 def turn_of(lease: Lease, *, placed: bool, expected_tokens: float) -> Turn:
-    """The turn of a lease's samples. `placed` says whether a sample has had a place."""
+    """The turn of a lease's samples. `placed` is true if a sample has had a place."""
     return Turn(not placed, lease.step, lease.evaluation, -expected_tokens, lease.group_id)
 
 
 def expected_tokens(lease: Lease, finished: Sequence[Sample]) -> float:
-    """The expected length of an answer to a lease's prompt; 0 if unknown. It is the mean of the `finished` samples, or
-    an estimate from the prompt's earlier groups.
+    """The expected length of an answer to a lease's prompt; 0 if unknown. The mean of the `finished` samples' lengths,
+    or an estimate from the prompt's earlier groups.
     """
     lengths = [sample.response_tokens for sample in completed(finished)]
     return sum(lengths) / len(lengths) if lengths else lease.expected_tokens

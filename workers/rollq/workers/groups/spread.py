@@ -1,9 +1,9 @@
-"""Chooses the samples that a worker gives to workers of its fleet with less work. Pure.
+"""Chooses the samples that a worker gives to workers with less work in its fleet. Pure.
 
 Groups are shared as a whole. With fewer groups than workers, a fully used worker gives up the samples beyond its part
-before it starts them. Later, if no group waits for a worker, it gives up samples without a place: they always run
-sooner elsewhere. Moving a running sample costs its prompt and its tokens a second time, so it moves only if each token
-would be much faster elsewhere: at the end of a batch, on a slow machine.
+before it starts them. Later, if no group waits for a worker, it gives up samples without a place, which always run
+sooner elsewhere. Moving a running sample costs reading its prompt and tokens a second time, so it moves only if each
+token would be much faster elsewhere: at the end of a batch, on a slow machine.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from rollq.buffer.calls.replies.tasks import UnderWay
 from rollq.workers.engines.speed import EngineSpeed
 
 LEAST_PART = 0.2
-"""The smallest fraction of its samples that a worker gives up before it starts them: giving up a few makes nothing
+"""The smallest fraction of its samples that a worker gives up before it starts them: giving up fewer makes nothing
 faster."""
 MOST_GAIN = 0.5
 """A worker with a larger gain keeps its samples; see `EngineSpeed.gain`."""
 LEAST_SAMPLE_S = 1.0
 """Shorter samples would end before another worker received them."""
 LEAST_RATIO = 1.5
-"""How much faster a running sample must be elsewhere."""
+"""How many times as fast a running sample must be elsewhere."""
 FEW_GROUPS = 10
 """With more groups, the samples beyond a worker's part are only a small fraction of its samples."""
 MOST_KEPT_TOKENS = 250_000
@@ -30,8 +30,8 @@ MOST_KEPT_TOKENS = 250_000
 
 
 class Spare(NamedTuple):
-    """A running sample that may be given up: its group's position in a list, its index in the group, and its tokens so
-    far."""
+    """A running sample that may be given up: its group's position in a list, its index in the group, and its number of
+    tokens so far."""
 
     group: int
     sample: int
@@ -39,7 +39,7 @@ class Spare(NamedTuple):
 
 
 def part_of(under_way: UnderWay, share: float, group_size: int) -> int:
-    """How many samples of the groups under way, of this size, are for a worker with this share."""
+    """The number of samples for a worker with this share, among the groups under way, each of this size."""
     return ceil(share * (under_way.pending + under_way.running) * group_size)
 
 
@@ -52,14 +52,14 @@ def may_pay(gain: float, sample_s: float) -> bool:
 
 
 def beforehand(open_samples: int, part: int) -> int:
-    """How many of its `open_samples` a worker gives up before it starts them."""
+    """The number of its `open_samples` that a worker gives up before it starts them."""
     spare = open_samples - part
     return spare if spare >= LEAST_PART * open_samples else 0
 
 
 def surplus(fleet: Fleet, share: float, open_samples: int, places: int) -> int:
-    """How many of its `open_samples` a worker with these places has beyond its `share` of all samples to generate, up
-    to the number of places that the other workers have.
+    """The number of its `open_samples` that a worker with these places has beyond its `share` of all samples to
+    generate, up to the other workers' number of places.
     """
     if fleet.workers < 2 or not share:
         return 0

@@ -1,6 +1,6 @@
-"""Controls tasks: which may be leased, when their groups must end, and when the engine sleeps.
+"""Controls which tasks may be leased, when their groups must end, and when the engine sleeps.
 
-Invariant: no group of a paused task is started. Its running groups finish (`drain`), or end with the tokens they have
+Invariant: no group of a paused task is started. Its running groups finish (`drain`), or end with their tokens so far
 (`abort`, or when they take too long). The engine sleeps only when no lease is held or on its way.
 """
 
@@ -26,7 +26,7 @@ LEASABLE = (Control.RUN, Control.DONE)
 
 
 class WorkerState(StrEnum):
-    """The state of a worker, for monitors and for the trainer."""
+    """A worker's state, for monitors and the trainer."""
 
     SERVING = "serving"
     DRAINING = "draining"  # no task may be leased, and groups are still in flight
@@ -47,7 +47,7 @@ def wants_sleep(controls: Mapping[str, Control]) -> bool:
 def should_interrupt(lease: Lease, paused_s: float, mode: PauseMode, longest_s: float) -> bool:
     """Whether to interrupt a group now, when its task has been paused for `paused_s`.
 
-    Groups of an evaluation, and groups that must finish, are drained even when others are aborted.
+    An evaluation's groups, and groups that must finish, are drained even when others are aborted.
     """
     return paused_s >= longest_s or (mode is PauseMode.ABORT and not (lease.must_finish or lease.evaluation))
 

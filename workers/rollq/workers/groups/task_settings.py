@@ -1,4 +1,4 @@
-"""The workers' part of a task or of an evaluation in `rollq.toml`: how it generates and judges samples."""
+"""The workers' part of a task or an evaluation in `rollq.toml`: how to generate and judge samples."""
 
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -71,7 +71,8 @@ class SamplingSettings(PromptLength):
         return self
 
     def sampling(self, seed: int | None) -> Sampling:
-        """Every sampling parameter of one sample, `seed` included. Greedy is the likeliest token at temperature 1."""
+        """Every sampling parameter of one sample, including `seed`. Greedy means the likeliest token at temperature
+        1."""
         chosen = {name: getattr(self, name) for name in _SAMPLING_KEYS}
         if not self.temperature:
             chosen |= {"temperature": 1.0, "top_k": 1}

@@ -1,4 +1,4 @@
-"""The timeout of one attempt at a group: the setting, or less once the duration of groups is known."""
+"""The timeout of one attempt at a group: the setting, or less once groups' durations are known."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ MEANS = 3.0
 def attempt_timeout_s(longest_s: float, finished: int, mean_s: float) -> float:
     """The timeout after `finished` groups took `mean_s` on average: three times the mean, at most `longest_s`.
 
-    Before `WARM_UP_GROUPS` have finished, it is `longest_s` (the dynamic timeout of Trinity-RFT's explorer).
+    Before `WARM_UP_GROUPS` have finished, the timeout is `longest_s` (the dynamic timeout of Trinity-RFT's explorer).
     """
     return longest_s if finished < WARM_UP_GROUPS else min(longest_s, MEANS * mean_s)
 
@@ -39,7 +39,7 @@ class AttemptTimeouts:
             durations.total_s += seconds
 
     def of(self, lease: Lease) -> float:
-        """The current timeout of an attempt at this group, s."""
+        """The current timeout of an attempt at this group, in seconds."""
         if not self.dynamic or lease.evaluation:
             return self.longest_s
         durations = self._durations[lease.task]
