@@ -1,1 +1,1 @@
-"""Rewards of samples: built-in judges, custom judges, and processes for judges."""
+"""Rewards for samples: built-in judges, custom judges, and processes for judges."""

@@ -27,9 +27,9 @@ from rollq.workers.judging.numbers import (
 FINAL: Final = "####"
 """Precedes the final answer in GSM8K's references."""
 PLACEHOLDER: Final = "{answer}"
-"""Placeholder of a row's answer in the form of a correct text."""
+"""The placeholder for a row's answer in the form of a correct text."""
 SHOWN: Final = 80
-"""The most characters of an answer in an error."""
+"""The most characters of an answer that an error shows."""
 
 AnswerReader = Callable[[Any], Any]
 """Reads a row's answer for a judge. Raises `ValueError` for an answer that the judge cannot use."""
@@ -50,13 +50,13 @@ def is_number(value: Any) -> bool:
 
 
 def equals(text: str, answer: Any) -> bool:
-    """Whether a string is one of the accepted answers. Texts are compared without surrounding whitespace, numbers by
-    value, and the rest as JSON."""
+    """Whether a string is one of the accepted answers. Strings are compared without surrounding whitespace, numbers by
+    value, and other values as JSON."""
     return any(_is_written(text, right) for right in accepted(answer))
 
 
 def equals_as_number(text: str, answer: Any) -> bool:
-    """Like `equals`, but also compares numbers in the form of text by value."""
+    """Like `equals`, but also compares numbers written as strings by value."""
     number = only_number(text)
     for right in accepted(answer):
         expected = only_number(right) if isinstance(right, str) else None
@@ -90,7 +90,7 @@ def _is_written(text: str, answer: Any) -> bool:
 
 
 def _are_same(first: Any, second: Any) -> bool:
-    """Whether two values are the same JSON, where the order of an object's names does not matter and 1 is 1.0."""
+    """Whether two values are the same JSON. The order of an object's names does not matter, and 1 equals 1.0."""
     if is_number(first) and is_number(second):
         return number_of(first) == number_of(second)
     if isinstance(first, list) and isinstance(second, list | tuple):

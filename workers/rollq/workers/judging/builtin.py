@@ -1,4 +1,4 @@
-"""The built-in judges, except `weighted`, which combines others and is in `judges`."""
+"""The built-in judges, except `weighted`, which combines other judges and is in `judges`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from rollq.workers.user_code.real_numbers import finite
 
 @dataclass(frozen=True, slots=True)
 class BuiltInJudge:
-    """A built-in judge: `options` is the settings class of its options, and `make` makes it. `reader` returns the
+    """A built-in judge: `options` is its options' settings class, and `make` makes the judge. `reader` returns the
     function that reads answers, or None for options that need no answer. An environment's judge, named by its dotted
     path, counts as built-in."""
 
@@ -39,9 +39,9 @@ def exact_match(prompt: Prompt, sample: Sample) -> float:
 
 
 def last_number(prompt: Prompt, sample: Sample) -> float:
-    """1 if the last number of the text equals the last number of an accepted answer (`#### 42` of GSM8K); else 0.
+    """1 if the text's last number equals the last number of an accepted answer (GSM8K's `#### 42`), otherwise 0.
 
-    Raises `ValueError` if an answer has no number or an ambiguous one, because the prompt cannot be judged.
+    Raises `ValueError` if an answer has no number or an ambiguous one: the prompt cannot be judged.
     """
     expected = numbers_of(prompt.answer)
     written = find_last_number(sample.text)
@@ -51,7 +51,7 @@ def last_number(prompt: Prompt, sample: Sample) -> float:
 def environment(prompt: Prompt, sample: Sample) -> float:
     """The sum of the rewards that an environment gave in its steps.
 
-    Raises `ValueError` if it gave none, since the sample needs a different judge, or if a custom loop's sum is not
+    Raises `ValueError` if it gave no reward, since the sample needs a different judge, or if a custom loop's sum is not
     finite.
     """
     if (reward := sample.extra.get("environment_reward")) is None:

@@ -1,7 +1,7 @@
-"""The environment variables and the memory of a process that runs a judge.
+"""The environment variables and the memory limit of a process that runs a judge.
 
-Invariant: a variable that is not named is passed on only if Python or a library is known to need it, and its value does
-not look like a login.
+Invariant: a process gets a variable that is not named only if Python or a library is known to need it, and its value
+does not look like a login.
 """
 
 import os
@@ -27,7 +27,7 @@ LOGIN: Final = re.compile(r"://[^/@\s]*@")
 
 
 def known_to_be_harmless(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
-    """The variables of `environment` for a judge: the harmless variables and those in `named`. Pure."""
+    """The variables in `environment` for a judge: the harmless ones and those in `named`. Pure."""
     return {
         name: value
         for name, value in environment.items()
@@ -42,7 +42,7 @@ def check_named(named: Sequence[str]) -> None:
 
 
 def most_memory() -> int:
-    """The most memory for a judge, in bytes: half of the machine's or the container's memory."""
+    """The memory limit of a judge, in bytes: half of the machine's or container's memory."""
     return usable_memory() // 2
 
 

@@ -1,4 +1,4 @@
-"""Group judges: custom functions that reward all samples of a group together.
+"""Group judges: custom functions that reward all of a group's samples together.
 
 A group judge is a function of (prompt, samples), sync or async, that returns a list with an entry per sample: a reward
 as a judge returns it, a `Credit`, or None, which fails that sample. Invariant: a judge that raises, takes too long, or
@@ -39,11 +39,11 @@ from rollq.workers.user_code.errors import reason_of, said_by
 log = logging.getLogger(__name__)
 
 ENTRIES: Final = "entries"
-"""The name of the list in the answer of a process."""
+"""The name of the list in a process's answer."""
 
 
 class GroupNotJudged(RollqError):
-    """A group judge failed. The message has its name and the reason. `kind` is the failure kind of the samples."""
+    """A group judge failed. The message has the judge's name and the reason. `kind` is the samples' failure kind."""
 
     def __init__(self, reason: str, kind: FailureKind = FailureKind.GRADER) -> None:
         super().__init__(reason)
@@ -52,7 +52,7 @@ class GroupNotJudged(RollqError):
 
 @dataclass(frozen=True, slots=True)
 class GroupJudge:
-    """A group judge by its name."""
+    """A group judge with its name."""
 
     name: str
     call: UserFunction
@@ -97,7 +97,8 @@ async def _isolated(path: str, context: JudgeContext, prompt: Prompt, samples: S
 
 
 def call_group_judge(path: str, prompt: str, samples: bytes) -> Mapping[str, Any]:
-    """Call a group judge in a judge process. The process must answer with a reward, so the list is a fact beside it."""
+    """Call a group judge in a judge process. The process must answer with a reward, so the list is a fact beside the
+    reward."""
     judge: Callable[..., Any] = load_plugin("group judge", path, {})
     given = tuple(decode_samples(samples))
     entries = _entries(judge(decode_prompt(prompt.encode()), given))
@@ -129,7 +130,7 @@ async def _awaited(answers: Awaitable[Any]) -> list[Any]:
 
 
 def _entries(answers: Any) -> list[Any]:
-    """The entries of an answer. Raises `ValueError` for an answer that is not a list."""
+    """An answer's entries. Raises `ValueError` for an answer that is not a list."""
     if not isinstance(answers, Iterable) or isinstance(answers, str | bytes | Mapping | set | frozenset):
         raise ValueError(f"returned {answers!r:.200}; expected a list with an entry for each sample")
     return list(answers)

@@ -46,8 +46,8 @@ async def nothing_to_close() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A judge with its name. `asks_models` says whether it takes the pools of auxiliary models. If each row names a
-    judge, `choose` returns the judge of a prompt, one of `others`."""
+    """A judge with its name. `asks_models` is true if it takes the pools of auxiliary models. If each row names a
+    judge, `choose` returns a prompt's judge, one of `others`."""
 
     name: str
     call: UserFunction
@@ -59,15 +59,15 @@ class Judge:
 
     @property
     def hanging(self) -> int:
-        """How many calls are long overdue."""
+        """The number of calls that are long overdue."""
         return self.call.slots.hanging + sum(judge.hanging for judge in self.others)
 
     def of(self, prompt: Prompt) -> "Judge":
-        """The judge of a prompt. Raises `ValueError` for a prompt without a judge."""
+        """The prompt's judge. Raises `ValueError` for a prompt without a judge."""
         return self.choose(prompt) if self.choose else self
 
     def name_for(self, prompt: Prompt) -> str:
-        """The last part of the name of a prompt's judge; empty for a prompt without a judge."""
+        """The last part of the judge's name for a prompt; empty for a prompt without a judge."""
         try:
             return self.of(prompt).name.rpartition(".")[2]
         except ValueError:

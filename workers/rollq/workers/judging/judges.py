@@ -1,9 +1,9 @@
 """Judges by name: built-in judges, custom judges, and weighted sums of both.
 
-A judge is a function of (prompt, sample), sync or async, that returns a reward: a number, or named parts that add up to
-it; or a `Credit`, with rewards of single tokens or turns. Invariant: a judge that raises, takes too long, or returns no
-finite number makes a *failed* sample that keeps the reason, never a reward of 0. It never delays the other samples of
-its worker.
+A judge is a function of (prompt, sample), sync or async, that returns a reward, which is a number or named parts that
+add up to one, or a `Credit` with rewards for single tokens or turns. Invariant: a judge that raises, takes too long, or
+returns no finite number makes a *failed* sample that keeps the reason, never a reward of 0. A judge never delays the
+worker's other samples.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +32,8 @@ from rollq.workers.user_code.calls import UserFunction
 
 
 def make_judge(name: str, options: Mapping[str, Any], context: JudgeContext, setting: str = "judge_options") -> Judge:
-    """A built-in judge, or a custom judge by dotted path. Raises `ConfigError` for an unknown judge, or for unsupported
-    options; `setting` is their name."""
+    """Make a built-in judge, or a custom judge by dotted path. Raises `ConfigError` for an unknown judge, or for
+    unsupported options, which `setting` names."""
     function = load_plugin("judge", name, BUILT_IN)
     if isinstance(function, BuiltInJudge):
         return function(_settings_of(name, function, options, setting), context)
@@ -51,7 +51,7 @@ def answer_reader(name: str, options: Mapping[str, Any], setting: str = "judge_o
 
 
 def make_parts(parts: Mapping[str, Part], context: JudgeContext) -> Judge:
-    """The judge of one part with weight 1, or the weighted sum of several. Raises `ConfigError`."""
+    """The judge of a single part with weight 1, otherwise the weighted sum of the parts. Raises `ConfigError`."""
     only = next(iter(parts.values()))
     if len(parts) == 1 and only.weight == 1:
         return make_judge(only.judge, only.options, context, "options")
@@ -106,8 +106,8 @@ def call_custom(path: str, prompt: str, sample: bytes) -> Answer:
 
 
 def prepare_custom(path: str, prompt: str) -> None:
-    """Call a sealed judge's attribute `prepare`, a function of the prompt that caches data for later calls. Runs in a
-    process that sees no model's text."""
+    """Call a sealed judge's attribute `prepare`, a function of the prompt that caches data for later calls. Call this
+    in a process that sees no model's text."""
     if prepare := getattr(load_plugin("judge", path, BUILT_IN), "prepare", None):
         prepare(decode_prompt(prompt.encode()))
 
@@ -144,8 +144,7 @@ def _weighted(settings: WeightedOptions, context: JudgeContext) -> Judge:
 
 
 def _with_credit(rewards: Reward, sample: Sample, verdicts: Sequence[tuple[float, Verdict]]) -> Answer:
-    """The rewards, with token rewards if any verdict has some. The last token gets the rewards of the other
-    verdicts."""
+    """The rewards, with token rewards if any verdict has some. The last token gets the other verdicts' rewards."""
     if all(verdict.token_rewards is None for _, verdict in verdicts):
         return rewards
     tokens = np.zeros(sample.response_tokens)

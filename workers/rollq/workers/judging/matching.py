@@ -1,4 +1,4 @@
-"""Comparisons that may take long or never end, for a separate process. Pure."""
+"""Comparisons for a separate process: they may take long or never end. Pure."""
 
 import logging
 import re
@@ -12,7 +12,7 @@ _DELIMITED: Final = re.compile(r"\\boxed|\$")
 
 
 def match_pattern(text: str, answer: Any, pattern: str, compare: bool) -> float:
-    """1 if `pattern` occurs in the text and, with `compare`, its last match equals the answer; else 0.
+    """1 if `pattern` occurs in the text and, with `compare`, its last match equals the answer; otherwise 0.
 
     Only the first group of a match counts, or the whole match if the pattern has no groups. Numbers are compared as
     numbers, other strings without surrounding whitespace.
@@ -24,16 +24,16 @@ def match_pattern(text: str, answer: Any, pattern: str, compare: bool) -> float:
 
 
 def _number_of(parsed: list[Any]) -> Number | None:
-    """The number in what math-verify has read; None if it is not a plain number."""
+    """The number that math-verify has read; None if it has read something else."""
     return only_number(parsed[-1]) if parsed and isinstance(parsed[-1], str) else None
 
 
 def match_math(text: str, answer: Any) -> float:
-    """1 if the text's final expression equals the expression of an accepted answer as mathematics; else 0.
+    """1 if the text's final expression and an accepted answer's are mathematically equal; otherwise 0.
 
     The final expression is in the last `\\boxed{}`, or the library math-verify finds it. Two numbers are compared
-    exactly; the library compares everything else. Raises `ValueError` for an answer that is not an expression, because
-    the prompt cannot be judged.
+    exactly; the library compares everything else. Raises `ValueError` for an answer that is not an expression: the
+    prompt cannot be judged.
     """
     from math_verify import parse, verify
 
@@ -57,7 +57,7 @@ def match_math(text: str, answer: Any) -> float:
 
 
 def last_box(text: str) -> str:
-    """The last complete `\\boxed{}` of a text, or the text itself without it."""
+    """The last complete `\\boxed{}` in a text, or the text itself if it has none."""
     for match in reversed(list(_BOX.finditer(text))):
         if not match[0].endswith("{"):
             return f"\\boxed{{{text[match.end()]}}}"

@@ -21,7 +21,7 @@ from fractions import Fraction
 from typing import Final
 
 Number = Decimal | Fraction
-"""An exact number; a `Fraction` if it was written as one."""
+"""An exact number: a `Fraction` if it was written as one."""
 
 MAX_DIGITS: Final = 5000
 """Powers and fractions with more digits are not computed and do not count as numbers."""
@@ -83,7 +83,7 @@ def last_number(text: str) -> Number | None:
 
 
 def only_number(text: str) -> Number | None:
-    """The number that is the whole text, without whitespace and LaTeX's delimiters; None if there is other text."""
+    """The number that, apart from whitespace and LaTeX's delimiters, is the whole text; None if there is other text."""
     text = _same(text).strip()
     if wrapped := _WRAPPED.fullmatch(text):
         text = next(part for part in wrapped.groups() if part is not None).strip()
@@ -103,7 +103,8 @@ def is_ambiguous(text: str) -> bool:
 
 
 def number_of(value: int | float) -> Decimal:
-    """A number from Python or JSON, with exactly its written digits. Raises `ValueError` unless it is finite."""
+    """Convert a number from Python or JSON, with exactly its written digits. Raises `ValueError` unless it is
+    finite."""
     number = Decimal(repr(value))
     if not number.is_finite():
         raise ValueError(f"{value!r} is not a number")
@@ -168,7 +169,7 @@ def _numbers(text: str) -> Iterator[Found]:
 
 
 def _is_sign(previous: str, gap: str, sign: str, space: str) -> bool:
-    """Whether a plus or minus before a number is its sign, judging by the text before it."""
+    """Whether a plus or minus before a number is its sign, judging by the preceding text."""
     if space:  # "x = - 5", and neither "7 - 5" nor "- 5", which is an item of a list
         return previous != "" and previous in "=<>≤≥≈≠:([{,|$×*/"
     if gap:
@@ -230,7 +231,7 @@ def _is_long(number: Decimal) -> bool:
 
 
 def _same(text: str) -> str:
-    """The text with one character per sign and separator, in place of LaTeX's spellings."""
+    """The text with one character for each sign and separator, in place of LaTeX's spellings."""
     text = text.translate(_SAME)
     text = _VULGAR.sub(lambda match: " " + unicodedata.normalize("NFKC", match[0]).translate(_SAME), text)
     for pattern, plain in _LATEX:

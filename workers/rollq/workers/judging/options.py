@@ -9,7 +9,7 @@ from rollq.buffer.rules.settings import Settings
 from rollq.workers.http.settings import HttpClientSettings
 
 API_KEY = "ROLLQ_JUDGE_API_KEY"
-"""Environment variable with the key of the server behind judge `http`, if it needs a key."""
+"""The environment variable with the key of judge `http`'s server, if the server needs one."""
 
 
 NONE = "none"

@@ -1,8 +1,8 @@
 """Checks on the first rows, before any generation, that a judge accepts their reference answers.
 
-A row's answer is tried as a string in each form that judges expect until a form is accepted. A judge that raises on all
+A row's answer is tried as a string, in each form that judges expect, until one is accepted. A judge that raises on all
 forms would also raise on a correct sample. If a built-in judge rejects all forms, the row is unusable. Other judges may
-expect a different form. If `answer_text` gives the form, they must accept it.
+expect a different form. If `answer_text` gives that form, they must accept it.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ AsSample = Callable[[str], Sample]
 """Turns a text into a sample, as if an engine had generated it for the prompt."""
 
 FIRST_ROWS: Final = 4
-"""Rows of a task that each worker checks."""
+"""How many of a task's rows each worker checks."""
 LOOK_S: Final = 10.0
-"""Longest time for judging a row in this check."""
+"""The longest time for judging a row in this check, in seconds."""
 FORMS: Final = (
     PLACEHOLDER,
     rf"\boxed{{{PLACEHOLDER}}}",
@@ -49,7 +49,7 @@ UNCHECKED: Final = frozenset({"environment", "http", NONE, "regex", "weighted"})
 
 
 class Judged(NamedTuple):
-    """The text of a row's reference answer, its verdict and, if needed, a wrong text's verdict."""
+    """The text of a row's reference answer, the text's verdict and, if needed, a wrong text's verdict."""
 
     text: str
     verdict: Verdict
@@ -85,7 +85,7 @@ def text_of(answer: Any) -> str | None:
 def sample_of(
     text: str, *, prompt_ids: Int32Array, encode: Callable[[str], list[int]], sampling: Mapping[str, Any]
 ) -> Sample:
-    """A sample of a prompt with a text that no engine generated."""
+    """A sample for a prompt, with a text that no engine generated."""
     ids = np.array(encode(text), np.int32)
     segment = Segment(
         prompt_ids=prompt_ids,
@@ -99,8 +99,8 @@ def sample_of(
 async def judge_own_answer(
     judge: Judge, prompt: Prompt, as_sample: AsSample, forms: tuple[str, ...] = FORMS
 ) -> Judged | None:
-    """Judge a prompt's own answer in the first accepted form, otherwise in the first form on which the judge does not
-    raise. Returns None for an answer that cannot be a string."""
+    """Judge a prompt's own answer in the first form that the judge accepts, otherwise in the first form without an
+    exception. Returns None for an answer that cannot be a string."""
     answer = text_of(prompt.answer)
     if answer is None:
         return None
@@ -137,11 +137,11 @@ class OwnAnswers:
 
     @property
     def doubt(self) -> str:
-        """Why a judge may not recognise a correct answer; empty if there is no doubt."""
+        """The reason why a judge may not recognise a correct answer; empty if there is no doubt."""
         return next((check.doubt for check in self._checks.values() if check.doubt), "")
 
     async def problem(self, prompt: Prompt, as_sample: AsSample) -> str:
-        """Why samples of this prompt would get wrong rewards; empty if they may be made."""
+        """The reason why this prompt's samples would get wrong rewards; empty if samples may be made."""
         try:
             judge = self._judge.of(prompt)
         except ValueError as error:
@@ -164,7 +164,7 @@ class _FirstAnswers:
         self.doubt = ""
 
     async def problem(self, prompt: Prompt, as_sample: AsSample) -> str:
-        """Why samples of this prompt would get wrong rewards; empty if they may be made."""
+        """The reason why this prompt's samples would get wrong rewards; empty if samples may be made."""
         if not self._left:
             return ""
         async with self._looking:

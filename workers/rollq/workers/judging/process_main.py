@@ -1,9 +1,9 @@
 """The other end of `rollq.workers.judging.process_pool`: a process that runs one call after another.
 
-A call comes through the standard input: `HEAD`, then JSON and bytes. Two answers go through the standard output, each
-preceded by its length: an empty answer when the function starts, then JSON with a reward, a credit or an error. Judges'
-output goes to the standard error. Invariant: the process ends with its parent, however the parent ends: Linux kills it,
-even in the middle of a call; elsewhere it ends after the call, with its input.
+A call comes through standard input: `HEAD`, then JSON and bytes. Two answers go through standard output, each preceded
+by its length: an empty answer when the function starts, then JSON with a reward, a credit or an error. Judges' output
+goes to standard error. Invariant: the process ends with its parent, however the parent ends. Linux kills it, even in
+the middle of a call; on other systems, it ends after the call, when its input ends.
 """
 
 import os
@@ -27,15 +27,15 @@ from rollq.workers.judging.rewards import Answer, Credit, check_reward, plain_cr
 from rollq.workers.user_code.errors import reason_of, said_by, shown
 
 HEAD = struct.Struct(">II")
-"""The lengths in bytes of the JSON (module, function, arguments) and of the last argument, if that is bytes."""
+"""The lengths in bytes of the JSON (module, function, arguments) and of the last argument, if that holds bytes."""
 LENGTH = struct.Struct(">I")
 MAX_TRACE = 20_000
-"""The most characters of a traceback in the log."""
+"""The most characters of a traceback that the log shows."""
 
 
 class Call(NamedTuple):
-    """A call of a function. `before` has the module, the name and the arguments of a function to call first; its result
-    is ignored."""
+    """A function call. `before` has the module, name and arguments of a function to call first, whose result is
+    ignored."""
 
     module: str
     name: str
@@ -66,8 +66,8 @@ def _answer(call: Call, answers: BinaryIO) -> None:
 
 
 def take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The input with calls and the output for answers, moved so that nothing else in this process finds them. Also
-    makes this process end with its parent."""
+    """Return the input with calls and the output for answers, moved so that nothing else in this process finds them.
+    Make this process end with its parent."""
     die_with_parent(signal.SIGKILL, os.getppid())  # a parent that has already ended has closed the input
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole process tree: the parent decides when to end
         signal.signal(number, lambda *_: None)  # unlike SIG_IGN, not inherited by what a judge starts
@@ -101,7 +101,7 @@ def _half() -> str:
 
 
 def outcome(function: Callable[..., Answer], args: list[Any], memory: str) -> bytes:
-    """The result or the error of a function, as JSON. `memory` is its memory limit, as text."""
+    """Call a function, and return its result or error as JSON. `memory` is its memory limit, as text."""
     try:
         answer = function(*args)
     except BaseException as error:  # noqa: BLE001 - any error in a judge, even SystemExit, fails only its sample
@@ -115,7 +115,7 @@ def outcome(function: Callable[..., Answer], args: list[Any], memory: str) -> by
 
 
 def failure(error: BaseException, memory: str, *, raised: bool = True) -> bytes:
-    """An error as JSON. `raised` says whether the judge itself raised it. `memory` is the judge's memory limit, as
+    """An error as JSON. `raised` is true if the judge itself raised it. `memory` is the judge's memory limit, as
     text."""
     trace = shown(traceback.format_exc(), MAX_TRACE)
     if isinstance(error, SampleFailed):
@@ -127,7 +127,8 @@ def failure(error: BaseException, memory: str, *, raised: bool = True) -> bytes:
 
 
 def how_it_ended(code: int) -> str:
-    """How a process ended, as text. `code` is its exit code, or minus the number of the signal that killed it."""
+    """A description of how a process ended. `code` is its exit code, or minus the number of the signal that killed
+    it."""
     return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
@@ -138,6 +139,6 @@ def write_frame(answers: BinaryIO, data: bytes) -> None:
 
 
 def _let_go(*pipes: int) -> None:
-    """Close the pipes in processes that a judge forks: the parent notices by them that this process has ended."""
+    """Close the pipes in processes that a judge forks: they show the parent when this process has ended."""
     for pipe in pipes:
         os.dup2(0, pipe, inheritable=False)

@@ -1,9 +1,9 @@
-"""Processes for judges that need the CPU: they do not block the event loop, and a call that hangs or dies affects no
+"""Processes for judges that need the CPU: calls do not block the event loop, and a call that hangs or dies affects no
 other call.
 
 Each process has separate pipes and runs one call at a time. Calls and answers are JSON and frames of
 `rollq.buffer.wire.frame_format`; nothing is pickled, and only this process's configuration names functions. Invariant:
-if a process fails in any way (killed for its timeout or from outside, crashed, confused by a judge), the next call gets
+if a process fails in any way (killed after a timeout or from outside, crashed, confused by a judge), the next call gets
 a working process. No process has a secret of the worker in its environment: see `known_to_be_harmless`.
 
 Processes for code that a model may have written are sealed; see `sealed_main`.
@@ -36,11 +36,11 @@ SEALED_MAIN = (
     "from rollq.workers.judging.sealed_main import serve; serve(*given)"
 )
 SAME_ORDER: Final = {"PYTHONHASHSEED": "0"}
-"""The environment of all processes: it gives sets, and judges' results from sets, the same order everywhere."""
+"""Environment variables for all processes: they give sets, and judges' results from sets, the same order everywhere."""
 ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""The environment of sealed processes: it keeps imported libraries from starting threads."""
+"""Environment variables for sealed processes: they keep imported libraries from starting threads."""
 BEGIN_S = 120.0
-"""How long a process may take to start and to import the function."""
+"""How many seconds a process may take to start and to import the function."""
 BEGIN_TRIES = 3
 
 
@@ -49,7 +49,7 @@ class JudgeFailed(RollqError):
 
 
 class NotStarted(Exception):
-    """The process ended before the call started: it died while it was idle."""
+    """The process ended before the call started, while it was idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class JudgePool:
     """Up to `count` processes, each started at its first use."""
 
     def __init__(self, count: int, variables: Sequence[str] = (), *, seal: Seal | None = None) -> None:
-        """`variables` are the names of environment variables for the processes, in addition to the harmless variables.
+        """`variables` names environment variables for the processes, in addition to the harmless ones.
 
         Raises `ConfigError` for a variable that is not set in this process.
         """
@@ -78,9 +78,9 @@ class JudgePool:
         self._sealed: dict[Seal, JudgePool] = {}
 
     def sealed(self, *modules: str, means: Sequence[Means] = tuple(Means)) -> "JudgePool":
-        """The same number of processes that can only compute. A call can read only Python's files, and write none. It
-        cannot start a process, or reach another process or a socket. It finds nothing that an earlier call left. The
-        pool closes with this one.
+        """A pool with the same number of processes, which can only compute. A call can read only Python's files, and
+        write none. It cannot start a process, or reach another process or a socket. It finds nothing that an earlier
+        call left. The pool closes with this one.
 
         `modules` are imported first, with all rights; later imports must be installed packages. If the system supports
         none of `means`, each call raises `JudgeFailed`; see `rollq.buffer.common.sealing.probe`.
@@ -96,15 +96,15 @@ class JudgePool:
         timeout_s: float,
         before: tuple[Callable[..., object], Sequence[Any]] | None = None,
     ) -> Answer:
-        """The answer that `function(*args)`, or `function(*args, blob)`, returns: one number, named parts or a credit.
+        """Return the answer of `function(*args)`, or of `function(*args, blob)`: one number, named parts or a credit.
 
-        The function is at a module's top level, and `args` are JSON. If a call is cancelled or takes longer than
-        `timeout_s`, its process is killed with all its descendants. Raises `JudgeFailed` if the function raises or its
-        process dies, `SampleFailed` if it raises that, `InvalidReward` if it returns anything but a reward,
-        `TimeoutError`, and `TypeError` for arguments that are not JSON.
+        The function is at a module's top level, and `args` can be written as JSON. If a call is cancelled or takes
+        longer than `timeout_s`, its process is killed with all descendants. Raises `SampleFailed` if the function
+        raises it, `JudgeFailed` if the function raises anything else or its process dies, `InvalidReward` if it returns
+        anything but a reward, `TimeoutError`, and `TypeError` for arguments that are not JSON.
 
         `before` has a function and arguments to call first, outside `timeout_s`, to fill caches. In sealed processes,
-        only its effects last from one call to the next, so it must never see a model's text.
+        only the effects of `before` last from one call to the next, so it must never see a model's text.
         """
         first = before and [before[0].__module__, before[0].__qualname__, before[1]]
         call = exact_json.dumps([function.__module__, function.__qualname__, args, timeout_s, first])
@@ -198,7 +198,7 @@ class JudgeProcess:
 
 
 def _read(answer: bytes) -> Answer:
-    """A judge's answer. Its bytes are untrusted: a model may have written them."""
+    """Read a judge's answer. Its bytes are untrusted: a model may have written them."""
     try:
         result = orjson.loads(answer)
         if "error" not in result:

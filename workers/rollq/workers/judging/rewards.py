@@ -26,7 +26,7 @@ from rollq.workers.user_code.real_numbers import finite, is_real
 Reward = float | Mapping[str, Any]
 
 SCORE: Final = "score"
-"""The name of the reward in a mapping whose other entries are facts, as verl's reward functions return it."""
+"""The reward's name in a mapping whose other entries are facts, as in verl's reward functions."""
 
 JUDGE_ERROR: Final = "judge_error"
 """The name of the fact that a sample's reward is 0 because its judge failed."""
@@ -34,11 +34,11 @@ JUDGE_ERROR: Final = "judge_error"
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """A judge's answer with rewards of single tokens or turns of the sample.
+    """A judge's answer with rewards for a sample's single tokens or turns.
 
     `tokens` has one number for each response token of all segments, segment by segment. Alternatively, `turns` has one
-    number for each turn of the model, for the turn's last token. `reward` is a number, or named parts, for functions of
-    whole samples, such as filters and metrics; None means the sum of `tokens` or `turns`.
+    number for each of the model's turns, for the turn's last token. `reward` is a number, or named parts, for functions
+    of whole samples, such as filters and metrics; None means the sum of `tokens` or `turns`.
     """
 
     reward: Reward | None = None
@@ -56,10 +56,10 @@ class InvalidReward(ValueError):
 class Verdict(NamedTuple):
     """A judge's result for one sample: a reward with its named parts, or the error that prevented one.
 
-    `parts` add up to the reward. `facts` are further numbers, which do not count. `notes` are other facts, as JSON.
-    `token_rewards` float32 [R]: rewards of the response tokens of all segments; None if the judge gave none. `raised`
-    is true if the judge raised or took too long for this sample, and false for `SampleFailed`, whose kind is the
-    `failure`. `cause` is the exception behind the error, for the log.
+    `parts` add up to the reward. `facts` holds further numbers, which do not count. `notes` holds other facts, as JSON.
+    `token_rewards` float32 [R] holds the rewards of all segments' response tokens, None if the judge gave none.
+    `raised` is true if the judge raised or took too long for this sample, and false for `SampleFailed`, whose kind is
+    the `failure`. `cause` is the exception behind the error, for the log.
     """
 
     reward: float | None = None
@@ -79,7 +79,7 @@ def failed_as_wrong(verdict: Verdict) -> Verdict:
 
 
 def check_reward(answer: Any) -> Verdict:
-    """The verdict of a reward. Raises `ValueError` unless the reward and its parts are finite numbers."""
+    """Make the verdict for a reward. Raises `ValueError` unless the reward and its parts are finite numbers."""
     if not isinstance(answer, Mapping):
         return Verdict(finite(answer, "a number, or a mapping of names to numbers,"))
     if SCORE in answer:
@@ -131,8 +131,8 @@ def plain_verdict(verdict: Verdict) -> Reward:
 
 
 def check_answer(answer: Any, sample: Sample) -> Verdict:
-    """The verdict of a judge's answer. Raises `ValueError` unless its numbers are finite, with one for each token or
-    turn of the sample."""
+    """Make the verdict for a judge's answer. Raises `ValueError` unless the answer's numbers are finite, with one for
+    each of the sample's tokens or turns."""
     if not isinstance(answer, Credit):
         return check_reward(answer)
     given = plain_credit(answer)
@@ -151,8 +151,8 @@ def check_answer(answer: Any, sample: Sample) -> Verdict:
 
 
 def plain_credit(credit: Credit) -> dict[str, Any]:
-    """The fields of a credit as plain numbers, for JSON. Raises `ValueError` unless they are finite, and exactly one of
-    `tokens` and `turns` is set."""
+    """A credit's fields as plain numbers, for JSON. Raises `ValueError` unless the numbers are finite, and exactly one
+    of `tokens` and `turns` is set."""
     if (credit.tokens is None) is (credit.turns is None):
         given = "without tokens and turns" if credit.tokens is None else "with both tokens and turns"
         raise ValueError(f"returned Credit {given}; expected one of the two")

@@ -1,7 +1,8 @@
-"""The other end of sealed processes in `rollq.workers.judging.process_pool`: each call runs in a process that it forks.
+"""The other end of sealed processes in `rollq.workers.judging.process_pool`, which forks a process for each call.
 
 This process imports and hides files, but runs nothing that a model wrote. The fork computes and ends, so calls cannot
-affect each other. Both are sealed by `rollq.buffer.common.sealing`. Calls and answers come as in `process_main`.
+affect each other. `rollq.buffer.common.sealing` seals both. Calls and answers have the same format as in
+`process_main`.
 """
 
 import gc
@@ -31,12 +32,12 @@ from rollq.workers.judging.process_main import (
 from rollq.workers.judging.rewards import Answer
 
 MOST_MEMORY: Final = 1 << 30
-"""The most memory of a call beyond the memory of the imports, in bytes."""
+"""The most memory, in bytes, that a call may use beyond the imports' memory."""
 _WORDS: Final = f"{MOST_MEMORY >> 20} MiB"
 MAX_ANSWER: Final = 1 << 25
-"""The most bytes of an answer: a reward for each token, and an `extra`."""
+"""The most bytes in an answer: a reward for each token, and an `extra`."""
 LOOK_S: Final = 0.01
-"""Pause between checks of a process that has closed its output."""
+"""The seconds between checks of a process that has closed its output."""
 
 
 def serve(modules: Sequence[str], means: Sequence[str]) -> None:
@@ -74,7 +75,7 @@ def serve(modules: Sequence[str], means: Sequence[str]) -> None:
 
 
 def _in_a_fork(function: Callable[..., Answer], call: Call, memory: int, pipes: Sequence[int]) -> bytes:
-    """The answer of a sealed process that makes only this call."""
+    """Make a call in a sealed process for this call alone, and return the answer."""
     parent = os.getpid()
     reading, writing = os.pipe()
     if not (child := os.fork()):
@@ -91,7 +92,7 @@ def _in_a_fork(function: Callable[..., Answer], call: Call, memory: int, pipes: 
         return _failed(f"took longer than {call.timeout_s:g} s", late=True)
     finally:
         os.close(reading)
-        if status is None:  # otherwise its id may already be another process's
+        if status is None:  # otherwise another process may have its id
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
     return answer if status is None else _failed(f"its process {how_it_ended(status)}")
@@ -112,7 +113,7 @@ def _compute(function: Callable[..., Answer], args: list[Any], memory: int, writ
 
 
 def _read(reading: int, deadline_s: float) -> bytes:
-    """All that a process writes until it closes its output. Raises `TimeoutError`."""
+    """Read everything that a process writes until it closes its output. Raises `TimeoutError`."""
     found = bytearray()
     while len(found) <= MAX_ANSWER:
         if not select.select([reading], [], [], max(0.0, deadline_s - time.monotonic()))[0]:

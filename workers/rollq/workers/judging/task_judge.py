@@ -1,4 +1,4 @@
-"""The judge of a task and the reader of its rows: one for all rows, or one per row."""
+"""A task's judge and the reader of its rows, for all rows or for each row separately."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from rollq.workers.user_code.calls import UserFunction
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """Reads the answer of a prompt for its judge. `readers` has a reader for each value of the column that selects the
-    judge, or for "" without such a column. `identity` is the judges and the column, as a string."""
+    """Reads a prompt's answer for its judge. `readers` has a reader for each value of the column that selects the
+    judge, or for "" without such a column. `identity` describes the judges and the column, as a string."""
 
     readers: Mapping[str, AnswerReader | None]
     identity: str
@@ -32,7 +32,7 @@ class RowReader:
 
     @property
     def comparing(self) -> str:
-        """The key of the judge that compares with the answer; empty without such a judge."""
+        """The key of the judge that compares texts with the answer; empty without such a judge."""
         names = (f"judge.{value}" if value else "judge" for value, read in self.readers.items() if read)
         return next(names, "")
 

@@ -1,4 +1,4 @@
-"""The named array `token_rewards` of a sample: written from a verdict, or checked if an agent loop wrote it. Pure.
+"""Writes a sample's named array `token_rewards` from a verdict, or checks the array of an agent loop. Pure.
 
 Invariant: all segments of a sample have the array, or none has it.
 """
@@ -14,15 +14,14 @@ from rollq.buffer.values.rollouts import ArrayRef, Float32Array, Sample
 
 
 def on_last_token(sample: Sample, reward: float) -> Float32Array:
-    """The whole sample's reward as token rewards, float32 [R]: the model's last token gets all of it."""
+    """The whole sample's reward as token rewards float32 [R]: the model's last token gets all of the reward."""
     rewards = np.zeros(sample.response_tokens, np.float32)
     rewards[last_tokens(sample.segments, "tokens")[-1:]] = reward
     return rewards
 
 
 def with_token_rewards(sample: Sample, rewards: Float32Array) -> Sample:
-    """The sample with these rewards of its response tokens, float32 [R] over all segments, in place of earlier
-    rewards."""
+    """The sample with these token rewards float32 [R] for all segments' response tokens, in place of earlier ones."""
     ends = np.cumsum([len(segment.response_ids) for segment in sample.segments])[:-1]
     parts = np.split(rewards, ends)
     segments = [
@@ -33,7 +32,7 @@ def with_token_rewards(sample: Sample, rewards: Float32Array) -> Sample:
 
 
 def token_rewards_of(sample: Sample) -> Float32Array | None:
-    """The rewards of all segments' response tokens, float32 [R]; None if there are none in memory."""
+    """The rewards float32 [R] of all segments' response tokens; None if there are none in memory."""
     rewards = [segment.arrays.get(TOKEN_REWARDS) for segment in sample.segments]
     arrays = [array for array in rewards if isinstance(array, np.ndarray)]
     if not arrays or len(arrays) < len(rewards):
