@@ -1,4 +1,4 @@
-"""One exchange of JSON over HTTP. Its exceptions distinguish errors that a retry may fix."""
+"""Exchanges JSON over HTTP. The exceptions distinguish errors that a retry may fix."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -14,11 +14,12 @@ from rollq.workers.http.retries import is_transient, parse_retry_after
 
 CONNECT_S = 10.0
 KEPT_OPEN_S = 2.0
-"""How long an idle connection stays open. vLLM closes its end after 5 s, and a request sent at that moment is lost."""
+"""How many seconds an idle connection stays open. vLLM closes its end after 5 s, and a request sent at that moment is
+lost."""
 LINE_BYTES = 1 << 24
-"""Longest line of a streamed answer: vLLM's first line repeats the prompt's ids."""
+"""The longest line of a streamed answer, in bytes: vLLM's first line repeats the prompt's ids."""
 KEPT_BODY_BYTES = 2000
-"""How many bytes of a server's refusal a sample's error keeps."""
+"""How many bytes of a server's refusal are kept in a sample's error."""
 
 
 class TransientError(RollqError):
@@ -34,7 +35,7 @@ class Unanswered(TransientError):
 
 
 def open_session(timeout_s: float, key: str | None) -> aiohttp.ClientSession:
-    """A session without a limit on connections, with the server's key if it needs one. Needs a running event loop."""
+    """A session without a connection limit, with the server's key if it needs one. Needs a running event loop."""
     return aiohttp.ClientSession(
         read_bufsize=LINE_BYTES,
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_OPEN_S),
@@ -46,8 +47,8 @@ def open_session(timeout_s: float, key: str | None) -> aiohttp.ClientSession:
 async def exchange(session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None) -> Any:
     """Send one request and return its JSON answer.
 
-    Raises `TransientError` (`Unanswered` after the session's time), or `ValueError` for a request that the server will
-    always refuse.
+    Raises `TransientError` (`Unanswered` after the session's timeout), or `ValueError` for a request that the server
+    will always refuse.
     """
     async with _answer(session, method, url, body) as response:
         return _parse(await response.read())
@@ -56,7 +57,8 @@ async def exchange(session: aiohttp.ClientSession, method: str, url: str, body: 
 async def stream(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
     """POST a body and yield the JSON value of each server-sent event, until `[DONE]`.
 
-    Raises as `exchange` does, including for an event with an error, and `TransientError` if the stream breaks off.
+    Raises the exceptions of `exchange`, including for an event with an error, and `TransientError` if the stream breaks
+    off.
     """
     async with _answer(session, "POST", url, body) as response:
         async for line in response.content:
@@ -76,7 +78,7 @@ async def stream(session: aiohttp.ClientSession, url: str, body: Mapping[str, An
 async def _answer(
     session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None
 ) -> AsyncIterator[aiohttp.ClientResponse]:
-    """The response, once its status is 200. Raises as `exchange` does."""
+    """Yield the response, if its status is 200. Raises the exceptions of `exchange`."""
     data = None if body is None else exact_json.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
     headers = {"Content-Type": "application/json"}
     try:
@@ -101,7 +103,7 @@ def refusal(url: str, status: int, body: bytes, retry_after_s: float | None = No
 
 
 def _code(error: Any) -> int:
-    """The status of an error in the middle of an answer; 500, a server error, for an error without a status."""
+    """The status of an error in the middle of an answer; 500 (a server error) for an error without a status."""
     code = error.get("code") if isinstance(error, dict) else None
     return code if isinstance(code, int) else 500
 

@@ -49,7 +49,7 @@ class ModelPool:
         """The model's answer to a conversation. `sampling` is sent to the servers unchanged: `max_tokens=512`,
         `temperature=0.0`.
 
-        Raises `ValueError` if the server refuses or returns no text, `TransientError` if all tries failed.
+        Raises `ValueError` if the server refuses or returns no text, and `TransientError` if all tries failed.
         """
         body = {"model": self._model, "messages": messages, **sampling}
         answer = await self._caller.post(body, "/chat/completions")
@@ -62,12 +62,12 @@ class ModelPool:
         return text
 
     async def score(self, prompt_ids: Int32Array, response_ids: Int32Array) -> dict[str, Int32Array | Float32Array]:
-        """The arrays of `response_ids` [R] after `prompt_ids` [P], by name; logprobs are in nats, at temperature 1.
+        """The arrays for `response_ids` [R] after `prompt_ids` [P], by name; logprobs are in nats, at temperature 1.
 
-        `<pool>_logprobs` float32 [R] are the response tokens' logprobs. With `top_k`, `<pool>_top_ids` int32 [R, k] are
-        the likeliest tokens of each position, the likeliest first, and `<pool>_top_logprobs` float32 [R, k] their
-        logprobs. The model's context must have room for P + R + 1 tokens. Raises `ValueError` when the server refuses
-        or gives fewer logprobs, `TransientError` when all tries failed.
+        `<pool>_logprobs` float32 [R] holds the response tokens' logprobs. With `top_k`, `<pool>_top_ids` int32 [R, k]
+        holds each position's likeliest tokens, the likeliest first, and `<pool>_top_logprobs` float32 [R, k] holds
+        their logprobs. The model's context must have room for P + R + 1 tokens. Raises `ValueError` when the server
+        refuses or returns fewer logprobs, and `TransientError` when all tries failed.
         """
         ids = np.concatenate([prompt_ids, response_ids])
         body = {
@@ -88,7 +88,7 @@ class ModelPool:
         return arrays
 
     def log_failure(self, error: BaseException) -> None:
-        """Log why scoring failed, once per exception type."""
+        """Log the reason why scoring failed, once per exception type."""
         message = "pool %s failed; its samples keep the error, and more of this type are not logged"
         self._failures.warning(type(error).__name__, message, self._name, exc_info=error)
 
@@ -120,10 +120,10 @@ def read_prompt_logprobs(answer: Any, ids: Int32Array, start: int) -> Float32Arr
 
 
 def read_top_logprobs(answer: Any, start: int, count: int, top_k: int) -> tuple[Int32Array, Float32Array]:
-    """The ids and logprobs [count, top_k] of the likeliest tokens at the positions from `start` on.
+    """The ids and logprobs [count, top_k] of the likeliest tokens at `count` positions from `start` on.
 
     A server adds the position's token, which may be less likely. Raises `ValueError` when a position has fewer than
-    `top_k`.
+    `top_k` tokens.
     """
     ids, logprobs = np.empty((count, top_k), np.int32), np.empty((count, top_k), np.float32)
     entries = answer["choices"][0]["prompt_logprobs"][start : start + count]
@@ -137,7 +137,7 @@ def read_top_logprobs(answer: Any, start: int, count: int, top_k: int) -> tuple[
 
 
 async def score(sample: Sample, pools: Mapping[str, ModelPool], names: Sequence[str]) -> Sample:
-    """The sample with the arrays of these pools in every segment. Raises `ValueError` with the pool's name."""
+    """Add these pools' arrays to every segment of the sample. Raises `ValueError` with the pool's name."""
     if not names:
         return sample
 

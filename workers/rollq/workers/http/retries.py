@@ -1,4 +1,4 @@
-"""Decides whether a failed request is retried, and after which pause. Pure: no clock, no network, no random numbers."""
+"""Decides whether to retry a failed request, and after which pause. Pure: no clock, no network, no random numbers."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,7 +8,7 @@ from math import isfinite
 from rollq.buffer.common import backoff
 
 TRANSIENT = frozenset({408, 425, 429})
-"""Statuses below 500 that do not concern the request itself."""
+"""Statuses below 500 that do not mean that the request is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,12 @@ def is_transient(status: int) -> bool:
 
 
 def backoff_s(policy: RetryPolicy, failures: int, retry_after_s: float | None, jitter: float) -> float | None:
-    """Seconds to wait after `failures` failures of a request (see `growing_pause_s`); None means give up."""
+    """The seconds to wait after `failures` failures of a request (see `growing_pause_s`); None means give up."""
     return None if failures > policy.retries else growing_pause_s(policy, failures, retry_after_s, jitter)
 
 
 def growing_pause_s(policy: RetryPolicy, failures: int, retry_after_s: float | None, jitter: float) -> float:
-    """Seconds to wait after `failures` failures in a row, at least as long as the server asks for.
+    """The seconds to wait after `failures` failures in a row, at least as many as the server asks for.
 
     `jitter` in [0, 1): see `rollq.buffer.common.backoff`.
     """
@@ -40,7 +40,7 @@ def growing_pause_s(policy: RetryPolicy, failures: int, retry_after_s: float | N
 
 
 def parse_retry_after(value: str | None, now: datetime) -> float | None:
-    """The seconds in a Retry-After header, a number or a date; None if it is missing or invalid."""
+    """The seconds in a Retry-After header, a number or a date; None if the header is missing or invalid."""
     if value is None:
         return None
     try:

@@ -1,7 +1,7 @@
-"""Equivalent servers. Each request goes to the least loaded server, and is retried if that may help.
+"""Pools of equivalent servers. Each request goes to the least loaded server, and is retried if that may help.
 
-The two pools differ in how a failed server comes back. A `JsonCaller` leaves it out for a while; the engine's servers
-(`rollq.workers.engines.openai.servers`) leave it out until it answers a probe.
+The two pools differ in how a failed server comes back. A `JsonCaller` leaves the server out for a while; the engine's
+pool (`rollq.workers.engines.openai.servers`) leaves it out until it answers a probe.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class PooledServer:
-    """One server of a pool, the number of its requests, and the time (monotonic) of its last sign of life. `tries` are
-    the time limits of its requests, through which they can be withdrawn."""
+    """One server in a pool, the number of its requests, and the time (monotonic) of its last sign of life. `tries`
+    holds the requests' time limits, through which requests can be withdrawn."""
 
     url: str
     in_flight: int = 0
@@ -38,7 +38,7 @@ class PooledServer:
         self.heard_s = monotonic()
 
     def leave(self) -> None:
-        """Make all requests at the server try another server."""
+        """Make all of the server's requests try another server."""
         tries, self.tries = self.tries, set()
         for limit in tries:
             limit.reschedule(0)
@@ -55,11 +55,11 @@ class ServerPool(ABC, Generic[S]):
         self.policy = policy
 
     async def send(self, ask: Callable[[S], Awaitable[T]], session: str | None = None) -> T:
-        """The result of `ask` with a server, tried as often as the policy allows.
+        """Return the result of `ask` with a server, after as many tries as the policy allows.
 
-        A failed try is repeated at once if another server may serve it, otherwise after a pause. If a silent server
-        does not answer a try in time, all other requests leave it too. Requests of one `session` prefer the same
-        server. Raises what `ask` raises, and the error of `give_up` after the last try.
+        A failed try is repeated immediately if another server may serve it, otherwise after a pause. If a silent server
+        does not answer a try in time, all its other requests leave it too. One `session`'s requests prefer the same
+        server. Raises the exceptions of `ask`, and the error from `give_up` after the last try.
         """
         failures, failed = 0, None
         while True:
@@ -109,7 +109,7 @@ async def _try(server: PooledServer, ask: Callable[[Any], Awaitable[T]]) -> T:
 
 @dataclass(slots=True, eq=False)
 class _RestingServer(PooledServer):
-    """The number of consecutive `failures`, and the time (monotonic) until which the server is left out."""
+    """A server with its number of consecutive `failures`, and the time (monotonic) until which it is left out."""
 
     slots: asyncio.Semaphore = field(kw_only=True)
     failures: int = 0
@@ -122,12 +122,12 @@ class _RestingServer(PooledServer):
 
     @property
     def tested(self) -> bool:
-        """Whether a trial request is at this server after a failure."""
+        """Whether this server has a trial request after a failure."""
         return self.failures > 0 and self.in_flight > 0
 
 
 class JsonCaller(ServerPool[_RestingServer]):
-    """Posts JSON to servers, at most `concurrent` requests to each at the same time.
+    """Posts JSON to servers, with at most `concurrent` requests to each at a time.
 
     A server that failed is left out for a while, longer each time, and then gets one request at a time until it has
     answered one. A request waits before its next try only when all servers are left out; after the wait it is sent
@@ -159,7 +159,7 @@ class JsonCaller(ServerPool[_RestingServer]):
         return await self.send(ask)
 
     def choose(self, session: str | None, failed: _RestingServer | None) -> _RestingServer:
-        """The least loaded server that is not left out, otherwise the least loaded of all."""
+        """The least loaded server that is not left out, otherwise the least loaded of all servers."""
         return min(self.servers, key=lambda server: (server.out, server.tested, server.in_flight))
 
     def eject(self, server: _RestingServer, error: TransientError) -> bool:

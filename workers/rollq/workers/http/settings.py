@@ -1,4 +1,4 @@
-"""Settings of everything that sends requests to servers: the engine behind HTTP, judges and auxiliary models."""
+"""Settings for all requests to servers: the engine over HTTP, judges and auxiliary models."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ class RetrySettings(Settings):
     retries: int = Field(default=4, ge=0, description="retries after a 429, a 5xx, a lost connection or a timeout")
 
     FIRST_PAUSE_S: ClassVar[float] = 0.5
-    """Pause before the first retry; it doubles with each."""
+    """The seconds before the first retry; the pause doubles with each retry."""
     LONGEST_PAUSE_S: ClassVar[float] = 10.0
     REMOVED: ClassVar[Mapping[str, str]] = {
         "retry_first_s": "the pause before the first retry is 0.5 s, and doubles with each; leave it out",
@@ -40,7 +40,7 @@ class HttpClientSettings(RetrySettings):
     concurrent: int = Field(default=64, gt=0, description="requests to one server at the same time")
 
     def caller(self, urls: Sequence[str], key: str) -> "JsonCaller":
-        """A client of the servers at `urls`; `key` is the environment variable with their key, if they need one.
+        """A client for the servers at `urls`; `key` is the environment variable with their key, if they need one.
 
         Raises `ConfigError` if the HTTP package is not installed.
         """

@@ -1,4 +1,4 @@
-"""A tokenizer for engines without one: the ids of a text are its UTF-8 bytes."""
+"""A tokenizer for engines without one: a text's ids are its UTF-8 bytes."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -17,7 +17,7 @@ class ByteTokenizer:
     template_options: Mapping[str, Any] = MappingProxyType({})
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The ids of `encode`: prompts have no special tokens."""
+        """Same as `encode`: prompts have no special tokens."""
         return self.encode(text)
 
     def encode(self, text: str) -> list[int]:
@@ -25,7 +25,7 @@ class ByteTokenizer:
         return list(text.encode())
 
     def decode(self, ids: list[int], *, special: bool = False) -> str:
-        """The text of `ids`, without unprintable bytes unless `special`."""
+        """The text of `ids`; unprintable bytes are left out unless `special`."""
         return bytes(token for token in ids if (0 if special else 32) <= token < 256).decode(errors="ignore")
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -34,11 +34,11 @@ class ByteTokenizer:
         return "".join([*lines, *(f"{message['role']}: {message.get('content', '')}\n" for message in messages)])
 
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """The bytes of `render`."""
+        """The bytes of what `render` returns."""
         return self.encode(self.render(messages, tools))
 
     def chat_continued(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """The bytes of `render`, without the last newline."""
+        """The bytes of what `render` returns, without the last newline."""
         return self.chat(messages, tools)[:-1]

@@ -1,4 +1,4 @@
-"""A Hugging Face tokenizer folder behind the `Tokenizer` protocol, and fingerprints of tokenizer and model.
+"""Implements the `Tokenizer` protocol for Hugging Face folders, and computes fingerprints of tokenizers and models.
 
 Invariant: two roles with the same fingerprints turn the same text into the same ids, and build the same network. The
 run compares fingerprints at registration. Nothing here uses the network.
@@ -33,7 +33,7 @@ class HfTokenizer:
     """`Tokenizer` over a folder written by `save_pretrained`."""
 
     def __init__(self, folder: Path, chat_template: Path | None = None) -> None:
-        """`chat_template` is a file whose template replaces the folder's.
+        """`chat_template` is a file with a template that replaces the folder's.
 
         Raises `ConfigError` if the folder has no fast tokenizer, the file has no template, or transformers is not
         installed.
@@ -59,9 +59,9 @@ class HfTokenizer:
         self._eos_ids = model_eos_ids(folder) | ({tokenizer_eos} if tokenizer_eos is not None else set())
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        """This tokenizer with values for variables of the chat template. Returns the same object for the same options.
+        """This tokenizer with values for the chat template's variables. Returns the same object for the same options.
 
-        Raises `ConfigError` without a template, and for a name that the template never reads.
+        Raises `ConfigError` if there is no template, and for a name that the template never reads.
         """
         key = options_text(options)
         if key not in self._with_options:
@@ -87,7 +87,7 @@ class HfTokenizer:
 
     @cached_property
     def images(self) -> ImageProcessor:
-        """The image processor of the same folder. Raises `ConfigError` if there is none."""
+        """The image processor in the same folder. Raises `ConfigError` if there is none."""
         return ImageProcessor(self._folder)
 
     @property
@@ -96,7 +96,7 @@ class HfTokenizer:
         return self._tokenizer
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text` alone, without a beginning or end token."""
+        """The ids of `text` alone, without beginning or end tokens."""
         ids: list[int]
         if self._fast is None:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
@@ -105,8 +105,8 @@ class HfTokenizer:
         return ids
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The ids of `text` with the special tokens that transformers and vLLM put around a prompt, such as BOS. Adds
-        none to a text that already starts with them.
+        """The ids of `text` with the special tokens that transformers and vLLM put around a prompt, such as BOS. If
+        `text` already starts with these tokens, none are added.
         """
         ids, whole = self.encode(text), self._encode_whole(text)
         return ids if ids[:1] == whole[:1] else whole
@@ -120,7 +120,7 @@ class HfTokenizer:
         return ids
 
     def decode(self, ids: list[int], *, special: bool = False) -> str:
-        """The text of `ids`, without special tokens unless `special`."""
+        """The text of `ids`; special tokens are left out unless `special`."""
         text: str
         if self._fast is None:
             text = self._tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
@@ -129,7 +129,7 @@ class HfTokenizer:
         return text
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Render a conversation and definitions of tools by the chat template, up to the start of the assistant's turn.
+        """Render a conversation and tool definitions with the chat template, up to the start of the assistant's turn.
 
         Raises `ConfigError` if the tokenizer has no chat template.
         """
@@ -155,7 +155,7 @@ class HfTokenizer:
         return text
 
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """The ids of `render`."""
+        """The ids of what `render` returns."""
         return self.encode(self.render(messages, tools))
 
     def chat_continued(
@@ -166,7 +166,7 @@ class HfTokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """See `Tokenizer.chat_template`. If there are several, it is the template for tools."""
+        """See `Tokenizer.chat_template`. If there are several templates, this is the one for tools."""
         try:
             template: str = self._tokenizer.get_chat_template(tools=[])
         except ValueError:
@@ -180,7 +180,8 @@ class HfTokenizer:
 
     @property
     def eos_id(self) -> int:
-        """The tokenizer's end-of-sequence id, otherwise the model's first. Raises `ConfigError` if there is none."""
+        """The tokenizer's end-of-sequence id, otherwise the first of the model's. Raises `ConfigError` if there is
+        none."""
         own: int | None = self._tokenizer.eos_token_id
         if own is None and not self._eos_ids:
             raise ConfigError(f"the tokenizer in {str(self._folder)!r} has no end-of-sequence token: add one")
@@ -198,18 +199,18 @@ def model_eos_ids(folder: Path) -> frozenset[int]:
 
 
 def tokenizer_fingerprint(folder: Path) -> str:
-    """sha256 of the content of tokenizer.json. Whitespace and the order of keys do not count."""
+    """The sha256 of tokenizer.json's content. Whitespace and the order of keys do not count."""
     return _digest(_read(folder, TOKENIZER_FILE))
 
 
 def model_fingerprint(folder: Path) -> str:
-    """sha256 of the architecture in config.json, without weights: all checkpoints of a model share it."""
+    """The sha256 of the architecture in config.json, without weights: all of a model's checkpoints share it."""
     config = _read(folder, CONFIG_FILE)
     return _digest({key: value for key, value in config.items() if key not in NOT_ARCHITECTURE})
 
 
 def model_vocabulary(folder: Path) -> int | None:
-    """How many token ids the model in a folder has, from config.json; None if unknown.
+    """The number of token ids that the model in a folder has, from config.json; None if unknown.
 
     Raises `ConfigError` for a folder without a model.
     """
@@ -223,7 +224,7 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON object from a file of the folder. Raises `ConfigError` if it is missing or not an object."""
+    """Read a JSON object from a file in the folder. Raises `ConfigError` if the file is missing or holds no object."""
     path = folder / name
     try:
         content = orjson.loads(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Chat templates as text: files, names that they read, and identities. Pure except for reading files.
+"""Chat templates as text: their files, the names that they read, and their identities. Pure except for reading files.
 
 Only transformers renders templates. These functions run before the first conversation.
 """
@@ -18,11 +18,11 @@ TEMPLATE_FILE: Final = "chat_template.jinja"
 OWN_NAMES: Final = frozenset({"messages", "tools", "add_generation_prompt"})
 """Names in a template whose values come with each conversation."""
 _GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
-"""The transformers tag with which templates mark the model's text. jinja2 does not know it."""
+"""The transformers tag with which templates mark the model's text, and which jinja2 does not know."""
 
 
 def read_template(path: Path) -> str:
-    """The template in a file. Raises `ConfigError` if it cannot be read, or with the line of an error."""
+    """The template in a file. Raises `ConfigError` if the file cannot be read, or with the line of a template error."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -37,7 +37,7 @@ def check_options(template: str, options: Mapping[str, Any]) -> None:
         raise ConfigError(f"rows.template_options.{taken[0]}: comes with each conversation, so leave it out")
     try:
         names = _names(template)
-    except ConfigError:  # it has a tag that only transformers knows, so its names are unknown
+    except ConfigError:  # a tag that only transformers knows: the names are unknown
         return
     for option in options:
         if option not in names:
@@ -47,8 +47,8 @@ def check_options(template: str, options: Mapping[str, Any]) -> None:
 
 
 def template_identity(folder: Path | None, file: Path | None, options: Mapping[str, Any]) -> str:
-    """A template, in `file` or else in the `folder` of a tokenizer, and its options, as one short string. Workers with
-    equal strings render alike. Raises `ConfigError` for a file that cannot be read.
+    """One short string for a template, in `file` or else in a tokenizer's `folder`, and its options. Workers with equal
+    strings render alike. Raises `ConfigError` for a file that cannot be read.
     """
     template = read_template(file) if file else _template_in(folder) if folder else ""
     digest = hashlib.sha256(template.encode()).hexdigest()[:16] if template else "none"
@@ -56,7 +56,7 @@ def template_identity(folder: Path | None, file: Path | None, options: Mapping[s
 
 
 def options_text(options: Mapping[str, Any]) -> str:
-    """Options as JSON, equal for equal options. Raises `ConfigError` for a value that JSON cannot hold."""
+    """Options as JSON, which is equal for equal options. Raises `ConfigError` for a value that JSON cannot hold."""
     try:
         return orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS).decode()
     except TypeError as error:
@@ -64,7 +64,7 @@ def options_text(options: Mapping[str, Any]) -> str:
 
 
 def _template_in(folder: Path) -> str:
-    """The template in a folder written by `save_pretrained`; several templates as JSON."""
+    """The template in a folder written by `save_pretrained`; if there are several, JSON with all of them."""
     try:
         return (folder / TEMPLATE_FILE).read_text("utf-8")
     except (OSError, UnicodeDecodeError):
