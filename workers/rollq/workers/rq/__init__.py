@@ -1,1 +1,1 @@
-"""All code that uses RQ: the RQ worker, its tickets, and its job records."""
+"""The only code that uses RQ: the RQ worker, its tickets, and its job records."""

@@ -18,7 +18,7 @@ from rollq.workers.rq.records import JobRecord, JobRecords
 log = logging.getLogger(__name__)
 
 HAND_BACK_S = 2.0
-"""How long cancelled tickets may take to hand back their groups."""
+"""How many seconds cancelled tickets may take to hand back their groups."""
 
 
 class TicketGroups(Protocol):
@@ -26,14 +26,14 @@ class TicketGroups(Protocol):
 
     @property
     def groups(self) -> Sequence[str]:
-        """Names of the groups, as messages show them; empty when nothing was pending."""
+        """The groups' names for messages; empty when nothing was pending."""
 
     async def run(self) -> None:
         """Run the groups. When cancelled, hand them back."""
 
 
 class Taken(NamedTuple):
-    """The groups for each ticket, and in `unused` the groups without room."""
+    """The groups for each ticket; `unused` counts the groups without room."""
 
     groups: Sequence[TicketGroups]
     unused: int = 0
@@ -43,7 +43,7 @@ class TicketsInFlight:
     """The tickets that a worker runs."""
 
     def __init__(self, records: JobRecords, give_up: Callable[[BaseException], None]) -> None:
-        """`give_up` is called with the error when the run is gone."""
+        """When the run is gone, `give_up` is called with the error."""
         self._records = records
         self._give_up = give_up
         self._tickets: dict[str, tuple[asyncio.Task[None], JobRecord]] = {}
@@ -55,7 +55,7 @@ class TicketsInFlight:
         return job_id in self._tickets
 
     def start(self, record: JobRecord, taken: TicketGroups) -> None:
-        """Run the groups of a ticket."""
+        """Run a ticket's groups."""
         task = asyncio.create_task(self._perform(record, taken))
         self._tickets[record.job.id] = (task, record)
 
@@ -90,7 +90,7 @@ class TicketsInFlight:
         task.cancel()
 
     async def finish(self, forced: asyncio.Event, grace_s: float) -> None:
-        """Wait for all tickets, for at most `grace_s` or until `forced`. Then cancel running tickets."""
+        """Wait for all tickets, for at most `grace_s` or until `forced`, then cancel running tickets."""
         tasks = [task for task, _ in self._tickets.values()]
         if not tasks:
             return

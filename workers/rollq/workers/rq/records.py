@@ -1,9 +1,9 @@
-"""RQ's bookkeeping of many tickets, written in one round trip.
+"""Writes RQ's records of many tickets in one round trip.
 
-RQ's own workers spend some fifty commands and a dozen round trips on a job. Here, a ticket's record is marked dirty
-when the ticket starts and ends, and a single writer writes all dirty records in one pipeline. A ticket that ended
-before its start was written is written once. The writer writes all that RQ's tools read: the job's hash, its execution,
-the started, finished and failed registries, the worker's counters.
+RQ's workers spend some fifty commands and a dozen round trips on a job. Here, a ticket's record is marked dirty when
+the ticket starts and ends, and a single writer writes all dirty records in one pipeline. A ticket that ends before its
+start has been written is written once. The writer writes all that RQ's tools read: the job's hash, its execution, the
+started, finished and failed registries, the worker's counters.
 
 Invariant: records are written by one thread at a time, in the order of their changes. Nothing here is authoritative: a
 refused or lost record costs a line in `rq info`, but no group.
@@ -34,15 +34,15 @@ from rollq.buffer.tickets import FAILURE_TTL_S, RESULT_TTL_S, TICKET_TTL_S, Tick
 log = logging.getLogger(__name__)
 
 EXECUTION_TTL_S = 120
-"""RQ considers a started ticket abandoned when its execution has not been renewed for this long."""
+"""RQ considers a started ticket abandoned when its execution has not been renewed for this many seconds."""
 GATHER_S = 0.03
-"""How long changes are gathered before they are written. A ticket that ends sooner is written once."""
+"""How many seconds changes are gathered before they are written. A ticket that ends sooner is written once."""
 MAX_RECORDS = 512
 
 
 @dataclass(slots=True, eq=False)
 class JobRecord:
-    """RQ's record of one ticket. `groups` are the names of its groups, `task/id`; they become `job.meta`."""
+    """RQ's record of one ticket. `groups` holds its groups' names, `task/id`, for `job.meta`."""
 
     job: TicketJob
     groups: Sequence[str] = ()
@@ -58,7 +58,7 @@ class JobRecord:
 
 
 class JobRecords:
-    """Keeps RQ's view of the tickets of one worker up to date."""
+    """Keeps RQ's view of one worker's tickets up to date."""
 
     def __init__(self, queue: Queue, worker_name: str, worker_key: str, patience: Patience) -> None:
         self._queue = queue
@@ -93,7 +93,7 @@ class JobRecords:
         self._changed.clear()
 
     def beat(self) -> None:
-        """Renew RQ's record of the started tickets, so RQ does not abandon them."""
+        """Renew RQ's records of the started tickets, so RQ does not abandon the tickets."""
         records = list(self._open.values())
         if records:
             self._send(lambda pipe: self._beat(pipe, records))
@@ -131,7 +131,7 @@ class JobRecords:
             self._count(pipe, ended)
 
     def _send(self, fill: Callable[[Pipeline], None]) -> bool:
-        """Run a pipeline; False when the server's memory is full."""
+        """Run a pipeline. Returns False when the server's memory is full."""
 
         def send() -> list[Any]:
             with self._queue.connection.pipeline(transaction=False) as pipe:
@@ -201,7 +201,7 @@ class JobRecords:
                 record.execution.heartbeat(self._started, EXECUTION_TTL_S, pipe)
 
     def _forget(self, pipe: Pipeline, ended: Sequence[JobRecord]) -> None:
-        """Delete tickets that cannot be recorded: deleting is allowed when memory is full, and frees some."""
+        """Delete tickets that cannot be recorded: deleting is allowed when memory is full, and frees some of it."""
         for record in ended:
             pipe.unlink(record.job.key)
             pipe.lrem(self._queue.intermediate_queue_key, 1, record.job.id)

@@ -1,4 +1,4 @@
-"""A worker in RQ: registration, heartbeats, maintenance and received commands. All calls block."""
+"""A worker's dealings with RQ: registration, heartbeats, maintenance and received commands. All calls block."""
 
 import json
 import logging
@@ -71,7 +71,7 @@ class Command(NamedTuple):
 
 
 def parse_command(message: Any) -> Command | None:
-    """The command in a message of the subscription; None if it is malformed."""
+    """The command in a message from the subscription; None if the message is malformed."""
     try:
         payload = json.loads(message["data"])
         return Command(payload["command"], payload.get("job_id"))

@@ -1,7 +1,7 @@
 """Takes tickets from an RQ queue and puts them back. Synchronous: calls may block for `BLOCK_S`.
 
-Invariant: a popped job lies in RQ's intermediate queue until the ledger has recorded its start, where RQ's maintenance
-finds it if the worker is killed in between.
+Invariant: a popped job stays in RQ's intermediate queue until the ledger has recorded its start. If the worker is
+killed in between, RQ's maintenance finds the job there.
 """
 
 import logging
@@ -20,7 +20,7 @@ from rollq.buffer.tickets import TicketJob
 log = logging.getLogger(__name__)
 
 BLOCK_S = 1
-"""How long a pop may block, and thus how long a stop may wait."""
+"""How many seconds a pop may block, and thus a stop may wait."""
 
 
 class TicketSource:
@@ -33,7 +33,8 @@ class TicketSource:
         self._was_suspended = False
 
     def pop(self, limit: int) -> list[TicketJob]:
-        """Up to `limit` jobs from the queue. Waits a moment if the queue is empty or `rq suspend` holds workers."""
+        """Take up to `limit` jobs from the queue. Wait up to `BLOCK_S` if the queue is empty or `rq suspend` holds
+        workers."""
         if self._is_suspended():
             self._patience.closed.wait(BLOCK_S)
             return []
@@ -65,7 +66,7 @@ class TicketSource:
         return [first] if first else []
 
     def _fetch(self, ids: Sequence[bytes]) -> list[TicketJob]:
-        """The jobs of popped ids. Ids without a valid job are dropped with a log line."""
+        """Return the jobs with the popped ids. Drop ids without a valid job, with a log line."""
 
         def fetch() -> list[Any]:
             with self._client.pipeline(transaction=False) as pipe:

@@ -1,4 +1,4 @@
-"""The RQ side of a worker: hundreds of tickets in flight in one process, which RQ's tools show and control.
+"""The RQ side of a worker: one process with hundreds of tickets in flight, which RQ's tools show and control.
 
 `RqWorker` registers and heartbeats like any RQ worker, pops tickets (crash-safe, through RQ's intermediate queue),
 hands them in batches to a `TicketHandler`, and lets `JobRecords` write RQ's records. It does not know groups,
@@ -53,7 +53,7 @@ class TicketHandler(Protocol):
     """Does the work of tickets."""
 
     async def room(self) -> int:
-        """Wait until groups may be taken; return how many. 0 after `stop`."""
+        """Wait until groups may be taken, and return their number; 0 after `stop`."""
 
     async def take(self, tickets: Sequence[Ticket]) -> Taken:
         """Find work for tickets."""
@@ -68,8 +68,7 @@ def incarnation_name(name: str) -> str:
 
 
 def short_host() -> str:
-    """The name of this machine up to its first dot, reduced to the characters and the length that a worker's name
-    allows."""
+    """This machine's name up to its first dot, reduced to the characters and length that a worker's name allows."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname().partition(".")[0])[:32] or "worker"
 
 
@@ -82,7 +81,7 @@ class RqWorker(BaseWorker):
         self, queue: Queue, run: str, work: TicketHandler, *, name: str, grace_s: float, listens: bool = True
     ) -> None:
         """`name` comes from `incarnation_name`. `grace_s` limits how long tickets in flight may take to finish after a
-        stop. `listens` says whether to subscribe to RQ's commands; otherwise, the caller does so with
+        stop. With `listens`, the worker subscribes to RQ's commands; otherwise, the caller does so with
         `command_channels`.
         """
         super().__init__(
@@ -117,13 +116,13 @@ class RqWorker(BaseWorker):
 
     @property
     def dequeue_timeout(self) -> int:
-        """How long a pop may block, in seconds. RQ derives its socket timeout from it."""
+        """How many seconds a pop may block. RQ derives its socket timeout from this number."""
         return BLOCK_S
 
     async def run(self) -> None:
         """Work until asked to stop; then let tickets in flight finish within the grace period.
 
-        Raises `ServerUnavailable` or `ServerRefused` if it cannot register, and the final error that stopped it
+        Raises `ServerUnavailable` or `ServerRefused` if the worker cannot register, and the final error that stopped it
         (`StoreLost`, `RunMismatch`, `ServerRefused`, or the error passed to `give_up`).
         """
         self._loop = asyncio.get_running_loop()
@@ -151,7 +150,7 @@ class RqWorker(BaseWorker):
             raise self.fatal
 
     def request_shutdown(self) -> None:
-        """Stop taking tickets. The second call gives up the tickets in flight. Must run on the event loop."""
+        """Stop taking tickets. A second call gives up the tickets in flight. Call this on the event loop."""
         if self._stopping.is_set():
             log.warning("worker %s: stopping at once", self.name)
             self._forced.set()
@@ -167,7 +166,7 @@ class RqWorker(BaseWorker):
         await self._stopping.wait()
 
     def give_up(self, error: BaseException) -> None:
-        """Stop at once because of a final error, which `run` raises."""
+        """Stop immediately because of a final error, which `run` raises."""
         self.fatal = self.fatal or error
         if not self._stopping.is_set():
             self.request_shutdown()
@@ -179,9 +178,9 @@ class RqWorker(BaseWorker):
             self.give_up(error)
 
     def install_signals(self, interrupt: Callable[[], None]) -> None:
-        """Stop on SIGTERM and SIGINT. Must run on the event loop of the main thread.
+        """Stop on SIGTERM and SIGINT. Call this on the main thread's event loop.
 
-        `interrupt` is called at once, interrupting the running code, and may raise.
+        `interrupt` is called immediately, interrupts the running code, and may raise.
         """
         loop = asyncio.get_running_loop()
 
@@ -214,8 +213,8 @@ class RqWorker(BaseWorker):
                 self.give_up(error)
 
     async def _accept(self, jobs: Sequence[TicketJob], room: int) -> list[tuple[JobRecord, Ticket]]:
-        """Keep the tickets that fit (at least one), and put back the others. Record jobs that are not tickets as
-        failed.
+        """Keep and return the tickets that fit (at least one), and put back the others. Record jobs that are not
+        tickets as failed.
 
         A job that this worker already has is dropped.
         """
@@ -267,7 +266,7 @@ class RqWorker(BaseWorker):
             await self._call(self._enqueue_rest, unused)
 
     def _enqueue_rest(self, groups: int) -> None:
-        """Enqueue new tickets for groups of a ticket in flight that had no room."""
+        """Enqueue new tickets for the groups that had no room."""
         tickets = -(-groups // self._groups_per_ticket)
         try:
             enqueue_tickets(self._queue, self._run, tickets, self._groups_per_ticket, patience=self._patience)
@@ -299,16 +298,16 @@ class RqWorker(BaseWorker):
 
     @property
     def command_channels(self) -> Mapping[str, Callable[[Any], None]]:
-        """The channel of RQ's commands for this worker, and the function that carries them out."""
+        """The channel for RQ's commands to this worker -> the function that carries out a command."""
         return {self.pubsub_channel_name: self.handle_payload}
 
     def subscribe(self) -> None:
-        """Listen to RQ's commands, unless the caller does."""
+        """Listen to RQ's commands, unless the caller listens to them."""
         if self._listens:
             super().subscribe()  # type: ignore[no-untyped-call]
 
     def handle_payload(self, message: Any) -> None:
-        """Carry out an RQ command (`rq.command`). Runs in the subscription's thread."""
+        """Carry out an RQ command (`rq.command`) in the subscription's thread."""
         command = parse_command(message)
         if command is None:
             log.warning("worker %s: ignored a malformed command: %.200r", self.name, message.get("data"))

@@ -1,1 +1,1 @@
-"""Calls of user-written functions: in threads, with limits, watched, with one-line errors."""
+"""Calls user-written functions in threads, limits and watches them, and describes their errors in one line."""

@@ -1,4 +1,4 @@
-"""Slots that limit the running calls of a user-written function. Calls that hang keep their slots until they end.
+"""Slots that limit the running calls to a user-written function. Calls that hang keep their slots until they end.
 
 Invariant: no call waits for a slot while calls that hang hold all slots.
 """
@@ -9,7 +9,7 @@ from collections import deque
 from rollq.buffer.errors import RollqError
 
 HANGS_S = 10.0
-"""The least time after which an abandoned call counts as hanging."""
+"""The fewest seconds after which an abandoned call counts as hanging."""
 
 
 class CallsHang(RollqError):
@@ -17,7 +17,7 @@ class CallsHang(RollqError):
 
 
 class CallSlots:
-    """Slots for `count` calls. Used from one event loop."""
+    """Slots for `count` calls, for use on one event loop."""
 
     def __init__(self, count: int) -> None:
         self.hanging = 0
@@ -45,7 +45,7 @@ class CallSlots:
         return CallSlot(self, limit_s)
 
     def give_back(self) -> None:
-        """Give the slot of an ended call to another call."""
+        """Give an ended call's slot to another call."""
         self._taken -= 1
         self._wake(1)
 
@@ -64,7 +64,7 @@ class CallSlots:
 
 
 class CallSlot:
-    """The slot of one call. `release` it when the call has ended, `leave` it when nobody waits for the call."""
+    """One call's slot. `release` it when the call has ended, and `leave` it when nobody waits for the call."""
 
     def __init__(self, slots: CallSlots, limit_s: float | None) -> None:
         self._slots = slots
@@ -78,7 +78,8 @@ class CallSlot:
         self._slots.give_back()
 
     def leave(self) -> None:
-        """Note that nobody waits for the call. If it takes as long again, and at least `HANGS_S`, it hangs."""
+        """Note that nobody waits for the call. If the call takes as long again, and at least `HANGS_S`, it counts as
+        hanging."""
         if not self._ended:
             asyncio.get_running_loop().call_later(max(self._limit_s or 0.0, HANGS_S), self._hang)
 

@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LET_GO_S = 1.0
-"""How long cancelled work may take to end before it is abandoned, in seconds."""
+"""How many seconds cancelled work may take to end before it is abandoned."""
 MAX_THREADS = 64
-"""The most concurrent calls of one blocking function. Hanging calls count until they end."""
+"""The most concurrent calls to one blocking function. Hanging calls count until they end."""
 
 Calls = SimpleQueue[Callable[[], None]]
 
@@ -40,7 +40,7 @@ class ThreadCache:
         calls.put(call)
 
     def _serve(self, calls: Calls) -> None:
-        """Run one call after another, for the life of a thread."""
+        """Run one call after another, for the thread's whole life."""
         while True:
             calls.get()()
             self._idle.append(calls)
@@ -51,8 +51,8 @@ _THREADS = ThreadCache()
 
 @dataclass(frozen=True, slots=True)
 class UserFunction:
-    """A function, sync or async, with a timeout, None if the function enforces its timeout itself. A `quick` function
-    needs neither a timeout nor a thread."""
+    """A sync or async function with a timeout, which is None if the function enforces its timeout itself. A `quick`
+    function needs neither a timeout nor a thread."""
 
     function: Callable[..., Any]
     timeout_s: float | None
@@ -61,12 +61,12 @@ class UserFunction:
 
     @classmethod
     def wrap(cls, function: Callable[..., Any], timeout_s: float | None, *, quick: bool) -> "UserFunction":
-        """Give a function a separate limit of threads."""
+        """Wrap a function, with a separate limit on its threads."""
         return cls(function, timeout_s, CallSlots(MAX_THREADS), quick)
 
     async def __call__(self, *args: Any) -> Any:
-        """Call the function. Raises its exceptions, `TimeoutError` with a message if it takes too long, and
-        `CallsHang`. Waiting for a thread does not count."""
+        """Call the function. Raises its exceptions, `CallsHang`, and `TimeoutError` with a message if the call takes
+        too long. Waiting for a thread does not count."""
         if self.quick:
             return self.function(*args)
         if inspect.iscoroutinefunction(self.function):
@@ -96,8 +96,8 @@ async def called_in_slot(slot: CallSlot, call: Callable[[Callable[[], None]], Aw
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Run or read user-written objects. Raises `RuntimeError` in place of exceptions that would end the worker:
-    `SystemExit`, and the interrupt of a blocking function."""
+    """Guard code that runs or reads user-written objects. Raises `RuntimeError` in place of exceptions that would end
+    the worker: `SystemExit`, and the interrupt of a blocking function."""
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as error:
@@ -105,7 +105,7 @@ def guarded() -> Iterator[None]:
 
 
 async def contained(work: Awaitable[T]) -> T:
-    """Await user-written work, `guarded`. Also raises `RuntimeError` in place of a cancellation from within the work,
+    """Await user-written work, `guarded`. Also raises `RuntimeError` in place of a cancellation by the work itself,
     which would look like a request to stop the group."""
     try:
         with guarded():
@@ -143,7 +143,7 @@ async def within(limit_s: float | None, work: Awaitable[T], done: Callable[[], N
 async def in_thread(function: Callable[..., Any], *args: Any, done: Callable[[], None]) -> Any:
     """Await `function(*args)` in a thread that does not delay the exit. `done` is called when the function has ended.
 
-    In a thread pool, a call that hangs would occupy a thread and block the exit of the process. Here a thread is reused
+    In a thread pool, a call that hangs would occupy a thread and block the process's exit. Here, a thread is reused
     after its call has ended, and a new thread starts if none is idle.
     """
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Describes errors of user-written functions in one line: their type, their message, and the line that raised them."""
+"""Describes errors from user-written functions in one line: type, message, and the line that raised the error."""
 
 import sysconfig
 import traceback
@@ -9,25 +9,25 @@ from typing import Final
 from rollq.buffer.values.failures import SampleFailed
 
 MAX_REASON: Final = 2000
-"""The most characters of an error that are kept."""
+"""The most characters kept from an error."""
 
 _INSTALLED: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def reason_of(error: BaseException) -> str:
-    """The type of an error, its message, and the last line of user code in its traceback, in one short text."""
+    """A short text with an error's type, its message, and the last line of user code in its traceback."""
     place = _place(error)
     return shown(what_happened(error), MAX_REASON - len(place)) + place
 
 
 def said_by(error: SampleFailed) -> str:
-    """The message of the error, with the line of user code that raised its cause, if it has a cause."""
+    """The error's message, with the line of user code that raised its cause, if it has a cause."""
     place = _place(error.__cause__) if error.__cause__ else ""
     return shown(str(error), MAX_REASON - len(place)) + place
 
 
 def what_happened(error: BaseException) -> str:
-    """The type of an error and its message."""
+    """An error's type and message."""
     if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
         error = error.__cause__  # Python wraps a StopIteration from a coroutine
     try:
@@ -38,7 +38,7 @@ def what_happened(error: BaseException) -> str:
 
 
 def shown(text: str, limit: int = MAX_REASON) -> str:
-    """The beginning of a text, with lone surrogates replaced, so JSON can hold it."""
+    """The beginning of a text, with lone surrogates replaced so that JSON can hold it."""
     text = text if len(text) <= limit else f"{text[: limit - 3]}..."
     return text.encode("utf-8", "replace").decode()
 
@@ -50,7 +50,7 @@ def is_user_code(frame: FrameType) -> bool:
 
 
 def place_of(frame: FrameType, line: int) -> str:
-    """A place in a user's file: `rewards.py:8 in compute`."""
+    """A location in a user's file: `rewards.py:8 in compute`."""
     path = Path(frame.f_code.co_filename)
     shown_path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f"{shown_path}:{line} in {frame.f_code.co_name}"

@@ -1,7 +1,7 @@
 """Watches the event loop from a thread, finds the function that blocks it, and keeps the worker's leases.
 
 An `async` function that computes, or sleeps without `await`, blocks everything else that its worker does. Invariant:
-the worker keeps its groups, monitors show the blocking function, and a signal can interrupt it.
+the worker keeps its groups, monitors show the blocking function, and a signal can interrupt that function.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ LOOK_S = 1.0
 
 
 class LoopWatch:
-    """Watches the loop that runs `run`. `blocked_by` is the function that blocks it, empty if the loop is not
-    blocked."""
+    """Watches the loop that runs `run`. `blocked_by` is the function that blocks the loop, empty if there is none."""
 
     def __init__(self, while_blocked: Callable[[str], None]) -> None:
-        """`while_blocked` is called in the watch's thread, every `LOOK_S`, with the function that blocks the loop."""
+        """While a function blocks the loop, the watch's thread calls `while_blocked` with that function every
+        `LOOK_S`."""
         self.blocked_by = ""
         self._while_blocked = while_blocked
         self._beat_s = monotonic()
@@ -70,8 +70,7 @@ class LoopWatch:
 
 
 def blocking(frame: FrameType | None) -> str:
-    """The user's function that an event loop is running, given the innermost frame of its thread; empty without such a
-    function."""
+    """The user's function that an event loop is running, given its thread's innermost frame; empty if there is none."""
     while frame is not None and frame.f_code is not asyncio.events.Handle._run.__code__:
         if is_user_code(frame):
             return place_of(frame, frame.f_lineno)

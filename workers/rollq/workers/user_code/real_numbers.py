@@ -5,8 +5,8 @@ from typing import Any
 
 
 def finite(value: Any, needed: str = "a number") -> float:
-    """A finite real number from Python, numpy or torch. Raises `ValueError` for other numbers and other types, such as
-    strings and booleans."""
+    """Convert a finite real number from Python, numpy or torch. Raises `ValueError` for other numbers and other types,
+    such as strings and booleans."""
     if not is_real(value):
         raise ValueError(f"returned {value!r:.80}; expected {needed}")
     number = float(value)
