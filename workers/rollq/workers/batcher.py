@@ -11,9 +11,9 @@ R = TypeVar("R")
 
 
 class Batcher(Generic[T, R]):
-    """Collects submitted items for a moment, and while calls run, and then makes one call for all of them.
+    """Collects items submitted during a short wait or while calls run, then makes one call for all of them.
 
-    `call` takes items and returns one answer each; it runs in a thread, up to `parallel` calls at a time, so that one
+    `call` takes items and returns one answer for each. It runs in a thread, up to `parallel` calls at a time, so one
     call can prepare its data while the server works on another.
     """
 
@@ -35,7 +35,7 @@ class Batcher(Generic[T, R]):
         self._waiting: list[tuple[T, asyncio.Future[R]]] = []
 
     def submit(self, item: T) -> asyncio.Future[R]:
-        """Send `item` with the next call. The future gets its answer, or the call's error.
+        """Send `item` with the next call. The future gets the item's answer, or the call's error.
 
         Cancelling the future does not withdraw the item.
         """
@@ -52,7 +52,7 @@ class Batcher(Generic[T, R]):
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
-        if self._waiting:  # otherwise they were sent when another call ended
+        if self._waiting:  # otherwise another call's end sent them
             self._idle -= 1
             self._send()
 

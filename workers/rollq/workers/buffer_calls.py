@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 THREADS = 16
 """The most concurrent calls: two puts, lease, hand back, salvage, record, renew, report, live model, controls,
-wake-ups, offer, borrow, and the end of loans, with two to spare."""
+wake-ups, offer, borrow, and ending loans, with two to spare."""
 
 
 class BufferCalls:
@@ -30,7 +30,7 @@ class BufferCalls:
         return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
 
     async def poll(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Await `function(...)`, one of the calls that are made every second.
+        """Await `function(...)`, one of the calls made every second.
 
         These calls take turns, so they need only one connection. In a cluster they run concurrently, since a call may
         wait for its primary.

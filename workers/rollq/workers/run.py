@@ -1,4 +1,4 @@
-"""One worker process: its engine, weights, leases, tickets and reports, wired together.
+"""Wires together one worker process: its engine, weights, leases, tickets and reports.
 
 Invariant: when a part fails for good (the run is gone, the engine died too often), all parts end, held groups are
 handed back if the server accepts them, and the error is raised.
@@ -66,19 +66,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.001
-"""The longest wait of a thread that returns from Redis to a busy event loop. Python's default, 5 ms, slows every
-call."""
+"""The longest wait, in seconds, of a thread that returns from Redis to a busy event loop. Python's default, 5 ms, slows
+every call."""
 LAST_WORDS_S = 1.0
-"""How long an ending worker tries to reach the server."""
+"""How many seconds an ending worker tries to reach the server."""
 
 
 def run_worker(
     buffer: WorkerBuffer, queue: Queue, tasks: Mapping[str, WorkerTask], settings: WorkerSettings, *, seed: int = 0
 ) -> None:
-    """Serve `tasks` of the buffer's run until SIGTERM, SIGINT or RQ's shutdown command. Call it in the main thread.
+    """Serve `tasks` of the buffer's run until SIGTERM, SIGINT or RQ's shutdown command. Call this in the main thread.
 
-    The caller closes `buffer` and `queue`. The worker waits out an outage of either server, of any length. Raises
-    `ConfigError`, `StoreLost`, `RunMismatch`, `ServerError` at the start, and `EngineDead` if the engine died more
+    The caller closes `buffer` and `queue`. The worker waits out outages of either server, however long. Raises
+    `ConfigError`, `StoreLost`, `RunMismatch` or `ServerError` at the start, and `EngineDead` if the engine died more
     often than `settings.engine_restarts`.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -205,7 +205,7 @@ class Worker:
             await cancel([ending, *background])
 
     async def _end_waits(self) -> None:
-        """Once the worker stops or is drained, end programs' waits for sessions."""
+        """End programs' waits for sessions once the worker stops or is drained."""
         await self.rq.until_stop()
         self.gateway.offers.end_waits()
 
@@ -233,7 +233,7 @@ class Worker:
                 await pool.close()
 
     async def _report(self) -> None:
-        """Report this worker's state to monitors: every second, and at once when it changes."""
+        """Report this worker's state to monitors every second, and immediately when it changes."""
         facts = {"engine": self._engine_name, **({"gateway": self.gateway.url} if self.gateway.url else {})}
         last_minute = LastMinute(monotonic(), self.maker.times())
         idle_since_s = monotonic()
@@ -310,8 +310,8 @@ class Worker:
 def make_places(
     recipes: Mapping[str, Recipe], host: EngineHost, signals: Signals, samples_in_flight: int | None
 ) -> AllPlaces:
-    """The places for samples: the engine's, and a separate kind for each agent loop that limits its sessions. Each kind
-    has at most `samples_in_flight`."""
+    """Make the places for samples: the engine's, and a separate kind for each agent loop that limits its sessions. Each
+    kind has at most `samples_in_flight` places."""
     engine = Places(lambda: samples_in_flight or host.max_sequences, signals)
     by_recipe: dict[int, Places] = {}  # shards share one
     sessions: dict[str, Places] = {}
@@ -324,7 +324,7 @@ def make_places(
 
 
 def load_engine(settings: WorkerSettings) -> Engine:
-    """A new engine: a built-in one, or a custom class by dotted path, made with `settings.options`.
+    """Make the engine, a built-in one or a custom class by dotted path, with `settings.options`.
 
     Raises `ConfigError` for an unknown engine or unsupported options.
     """
@@ -341,7 +341,7 @@ def load_engine(settings: WorkerSettings) -> Engine:
 
 
 def make_tokenizer(settings: WorkerSettings) -> Tokenizer:
-    """The tokenizer of the settings, otherwise the tokenizer of the engine's model, otherwise bytes.
+    """The settings' tokenizer, otherwise the engine's model's tokenizer, otherwise the byte tokenizer.
 
     Raises `ConfigError` if the settings name no tokenizer and the engine's model is elsewhere, or if a chat template is
     broken.

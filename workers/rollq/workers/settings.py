@@ -12,7 +12,7 @@ from rollq.workers.engines.protocol import SwapMode
 from rollq.workers.http.pools import PoolSettings
 
 PoolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
-"""The name of a pool, which is part of an environment variable's name too."""
+"""The name of a pool, which is also part of an environment variable's name."""
 
 
 class PauseMode(StrEnum):

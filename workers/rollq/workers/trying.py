@@ -1,4 +1,4 @@
-"""Tries rows of a task without a buffer: renders prompts, judges texts, and makes samples."""
+"""Tries a task's rows without a buffer: renders prompts, judges texts, and makes samples."""
 
 import asyncio
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ class JudgedText:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether it ended at the token limit."""
+        """Whether the sample ended at the token limit."""
         return self.sample.finish_reason is FinishReason.LENGTH
 
 
@@ -61,7 +61,7 @@ class TriedRow:
 
     @property
     def has_equal_rewards(self) -> bool:
-        """Whether its samples have equal rewards, so training would learn nothing."""
+        """Whether the samples have equal rewards, so training would learn nothing."""
         return len({sample.verdict.reward for sample in self.samples}) == 1
 
 
@@ -106,7 +106,7 @@ class Trying:
             self._note_own(row, row.own, judge.name)
 
     async def sample(self, rows: Iterable[TriedRow], engine: Engine, seed: int) -> None:
-        """Sample a group of each row, and judge it."""
+        """Sample a group for each row, and judge it."""
         await asyncio.gather(*(self._sample_group(row, engine, seed) for row in rows))
 
     async def _sample_group(self, row: TriedRow, engine: Engine, seed: int) -> None:
@@ -131,7 +131,7 @@ class Trying:
         return await self._judged(row.prompt, made)
 
     async def _judged_together(self, prompt: Prompt, judge: GroupJudge, samples: list[JudgedText]) -> list[JudgedText]:
-        """The samples with the rewards of their group judge; failed samples are unchanged."""
+        """The samples with rewards from their group judge; failed samples are unchanged."""
         started_s = monotonic()
         given = [
             replace(

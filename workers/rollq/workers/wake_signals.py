@@ -7,11 +7,11 @@ import asyncio
 from contextlib import suppress
 
 POLL_S = 1.0
-"""How often a part checks without a signal."""
+"""The seconds between a part's checks without a signal."""
 REST_S = 0.05
-"""Minimum pause between two reactions to wake-ups from Redis."""
+"""The minimum seconds between two reactions to wake-ups from Redis."""
 OFFERS_REST_S = 0.1
-"""The same for offers of samples, which wake all idle workers."""
+"""The minimum seconds between two reactions to sample offers, which wake all idle workers."""
 
 
 class Signal:
@@ -23,11 +23,12 @@ class Signal:
         self._rest_s = rest_s
 
     def set(self) -> None:
-        """Wake the waiting part, or make its next wait end at once."""
+        """Wake the waiting part, or make its next wait end immediately."""
         self._event.set()
 
     async def wait(self, most_s: float = POLL_S) -> bool:
-        """Wait for at most `most_s` until the signal has been set since the last wait. Returns whether it was."""
+        """Wait for at most `most_s` until the signal has been set since the last wait. Returns whether the signal was
+        set."""
         if self._rest_s:
             await asyncio.sleep(self._rest_s)
         with suppress(TimeoutError):

@@ -1,5 +1,5 @@
-"""Wake-ups from Redis: one thread listens for new weights, for paused or resumed tasks, for batches that end, and for
-samples to be lent."""
+"""Wake-ups from Redis: one thread listens for new weights, paused or resumed tasks, ending batches, and samples to
+lend."""
 
 import asyncio
 import threading
@@ -15,9 +15,9 @@ from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.wake_signals import Signal, Signals
 
 LISTEN_S = 0.25
-"""How soon the listening thread notices a request to end."""
+"""After how many seconds the listening thread notices a request to end."""
 LAST_LISTEN_S = 4 * LISTEN_S
-"""How long to wait for that thread at the end: it hangs while the server is unreachable."""
+"""How many seconds to wait for that thread at the end: it hangs while the server is unreachable."""
 
 
 class Wakeups:
@@ -26,8 +26,7 @@ class Wakeups:
     def __init__(
         self, calls: BufferCalls, signals: Signals, others: Mapping[str, Callable[[Any], object]] | None = None
     ) -> None:
-        """`others` maps the names of other channels to the functions that are called for each message, in the listening
-        thread."""
+        """`others` maps the names of other channels to functions, which the listening thread calls for each message."""
         self._calls = calls
         self._signals = signals
         self._others = dict(others or {})

@@ -1,7 +1,7 @@
-"""Keeps the engine on the weights that the trainer published last.
+"""Keeps the engine on the trainer's latest published weights.
 
 Invariant: weights reach the engine only if their bytes match the announcement, or come from the trainer itself. If
-weights are refused or fail, the old version stays, the error is logged once, and they are tried again.
+weights are refused or fail, the old version stays, the error is logged once, and the weights are tried again.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class WeightFollower:
             await self._signals.weights.wait()
 
     async def catch_up(self) -> bool:
-        """Load the live weights if the engine serves others. Returns False if they were refused."""
+        """Load the live weights if the engine serves others. Returns False if the live weights were refused."""
         async with self._catching_up:
             live = await self._calls.poll(self._calls.buffer.live_model)
             if live is None or self._host.version is None:
@@ -95,8 +95,8 @@ class WeightFollower:
             return await self._serve(live, wanted)
 
     async def _may_stay(self, live: LiveModel) -> bool:
-        """Whether the engine keeps its weights because they are newer and the trainer may publish them again: with
-        tokens of older weights in the middle, all samples would be staler. False for a broadcast, which waits for every
+        """Whether the engine keeps its weights because they are newer and the trainer may publish them again: tokens
+        from older weights in the middle would make all samples staler. False for a broadcast, which waits for every
         engine, and for an evaluation, which waits for its weights."""
         served = self._host.version
         if served is None or not live.awaits(served.epoch, served.version, served.digest):
@@ -138,8 +138,8 @@ class WeightFollower:
         return True
 
     async def _go_back(self) -> None:
-        """Go back to the weights before the refused weights, if their files still exist and the engine does not serve
-        them."""
+        """Go back to the weights before the refused ones, if the earlier files still exist and the engine serves other
+        weights."""
         good = self._good
         if self._host.published.is_set() or good is None or round_number(good.uri) is not None:
             return
