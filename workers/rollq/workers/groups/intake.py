@@ -112,7 +112,7 @@ class Intake:
         self._stale_versions = LogOnce(log)
 
     async def room(self) -> int:
-        """Wait until groups may be taken; return how many, or 0 after `stop`."""
+        """Wait until groups may be taken, and return their number; 0 after `stop`."""
         while not self.stopped:
             wait_s = POLL_S
             if self.may_take():
