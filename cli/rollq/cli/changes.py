@@ -14,7 +14,8 @@ VERBS = {Order.PAUSE: "Pause", Order.RUN: "Resume", Order.DRAIN: "Drain"}
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An order to a task or to a worker. `text` describes its effect, and `is_possible` says whether it has one."""
+    """An order to a task or to a worker. `text` describes the order's effect, and `is_possible` says whether it has
+    any."""
 
     order: Order
     kind: str  # task or worker

@@ -67,6 +67,6 @@ def log_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def log_arguments() -> list[str]:
-    """The options `--log-level` and `--log-format` of the command that runs, for a process that it starts."""
+    """The running command's options `--log-level` and `--log-format`, for a process that it starts."""
     given = click.get_current_context().params
     return ["--log-level", given["log_level"], "--log-format", given["log_format"]]

@@ -1,5 +1,5 @@
-"""The `rollq` command. Each command is imported when it runs, and its imports are inside its function, so that `rollq
---help` is quick."""
+"""The `rollq` command. Each command is imported when it runs, and imports other modules inside its function, so that
+`rollq --help` is quick."""
 
 import difflib
 from importlib import import_module
@@ -47,7 +47,7 @@ GROUPS = {
         "runs": ("rollq.cli.commands.runs", "List, delete or recover runs; print a run's ACL file."),
     },
 }
-"""Group of commands -> name of a command -> module that defines it, and one line about it."""
+"""Group of commands -> name of a command -> the module that defines the command, and one line about it."""
 RENAMED = {
     "checkpoint": "snapshot save",
     "restore": "snapshot load",

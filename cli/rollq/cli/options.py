@@ -1,7 +1,7 @@
 """Arguments and options that several commands share.
 
-Every command takes the settings file in the same way: FILE is the first argument, by default the rollq.toml of the
-working directory. If other arguments follow, a first word that ends in .toml is FILE.
+Every command takes the settings file alike: FILE is the first argument, by default the rollq.toml of the working
+directory. If other arguments follow, a first word that ends in .toml is FILE.
 """
 
 from collections.abc import Callable
@@ -89,7 +89,7 @@ def _usage(context: click.Context, argument: click.Argument) -> str:
 
 
 def file_and(*, needs_file: bool = False, **following: str) -> Callable[[Command], Command]:
-    """Add FILE and the arguments that follow it: parameter -> its form in the usage line, as in "TASK", "[GROUP]" or
+    """Add FILE and the following arguments: parameter -> its form in the usage line, as in "TASK", "[GROUP]" or
     "[RULE=VALUE]...". With `needs_file`, the command has no --url."""
     argument: Callable[[Command], Command] = click.argument(
         "words", cls=_Words, following=following, needs_file=needs_file

@@ -1,6 +1,6 @@
 """`rollq train --ranks N`: starts the ranks of a trainer on this machine, and ends them together.
 
-When the trainer is asked to stop, a checkpoint gets all the time that it needs, unlike with torchrun.
+On a request to stop, and unlike with torchrun, a checkpoint gets all the time that it needs.
 """
 
 import logging
@@ -19,14 +19,14 @@ from rollq.consumer.launch import LAUNCHER
 log = logging.getLogger(__name__)
 
 END_WITHIN_S = 5.0
-"""The time, in seconds, for ranks to exit after another rank has failed: they would wait for it forever."""
+"""The time, in seconds, for ranks to exit after another rank has failed, for which they would wait forever."""
 
 
 def run_ranks(count: int, arguments: Sequence[str]) -> None:
     """Run `rollq train` with `arguments` in `count` processes until all have exited.
 
-    SIGTERM and SIGINT are passed on to all, and the second signal kills them. Raises `RollqError` if a rank fails; the
-    other ranks are then stopped.
+    SIGTERM and SIGINT are passed on to all processes, and the second signal kills them. Raises `RollqError` if a rank
+    fails; the other ranks are then stopped.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ConfigError("--ranks: another launcher, such as torchrun, has started this process: leave --ranks out")

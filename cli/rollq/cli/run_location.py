@@ -1,4 +1,4 @@
-"""Finds the servers of a run and opens the run, as every command does first."""
+"""Finds a run's servers and opens the run, every command's first step."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunLocation:
-    """The servers, the name and the archive of a run, and the settings file that named them, if there is one.
+    """A run's servers, name and archive, and the settings file that named them, if there is one.
 
     Its repr holds no password.
     """
@@ -49,8 +49,8 @@ class RunLocation:
 
     @classmethod
     def at(cls, url: str, run: str, environment: Mapping[str, str] = os.environ) -> Self:
-        """A run whose buffer is at `url`. Queue, user, password, TLS files and the URL of payloads come from the
-        environment; by default, the queue is on the buffer's server."""
+        """A run whose buffer is at `url`. The environment gives the queue, user, password, TLS files and payload URL;
+        by default, the queue is on the buffer's server."""
         redis = redis_from(environment).model_copy(update={"buffer_url": url})
         return cls._of(run, redis, payloads_from(environment))
 
@@ -73,7 +73,7 @@ class RunLocation:
         )
 
     def to_look_at(self, patience: Patience | None = None) -> Buffer:
-        """Connect to the run's buffer to inspect groups. If the folder or bucket of payloads is unavailable, connect
+        """Connect to the run's buffer to inspect groups. If the payloads' folder or bucket is unavailable, connect
         without it, and log the reason."""
         try:
             return Buffer.connect(
@@ -98,7 +98,7 @@ class RunLocation:
 def find_run(file: Path | None, url: str | None, run: str | None) -> RunLocation:
     """The location given by a command's FILE, by default the rollq.toml of this folder, or by its --url and --run.
 
-    Raises `ConfigError` unless exactly one of these is given, and complete.
+    Raises `ConfigError` for both, for neither, and for an incomplete location.
     """
     if not (file or url or run):
         if not DEFAULT_FILE.exists():
@@ -121,9 +121,9 @@ class Fingerprints(TypedDict):
 
 
 def fingerprints(model: Path | None, tokenizer: Path | None, setting: str) -> Fingerprints:
-    """Fingerprints of a model's architecture and of a tokenizer, as `open_run` takes them; empty for None.
+    """Fingerprints of a model's architecture and of a tokenizer, for `open_run`; empty for None.
 
-    Raises `ConfigError` for a folder without a model; the message names `setting`, where the folder was given.
+    Raises `ConfigError` for a folder without a model; the message names `setting`, which gave the folder.
     """
     from rollq.workers.tokenizers.hugging_face import TOKENIZER_FILE, model_fingerprint, tokenizer_fingerprint
 
@@ -136,7 +136,7 @@ def fingerprints(model: Path | None, tokenizer: Path | None, setting: str) -> Fi
 
 
 def templates(settings: RollqSettings) -> dict[str, str]:
-    """Identities of the templates that render prompts, with their options, by name, such as `chat template of
+    """Identities of the templates that render prompts, including options, by name, such as `chat template of
     tasks.sums`. Empty if workers have no tokenizer. Raises `ConfigError` for a broken template."""
     from rollq.workers.tokenizers.templates import template_identity
 
@@ -163,8 +163,8 @@ def open_run(
 ) -> Buffer:
     """Connect to the buffer of the run and register its tasks; the first role creates both.
 
-    `model` and `tokenizer` are fingerprints, empty for a role without them; `identities` are as in
-    `BufferCore.create_run`. Raises `RunMismatch` when the run was created with other settings, `ServerUnavailable`,
+    `model` and `tokenizer` are fingerprints, empty for a role without a model or tokenizer; `BufferCore.create_run`
+    describes `identities`. Raises `RunMismatch` when the run was created with other settings, `ServerUnavailable`,
     `ServerRefused`.
     """
     buffer = RunLocation.from_settings(settings).buffer(stop)

@@ -1,4 +1,4 @@
-"""Reads a run repeatedly, even before it exists or while its server is down, and finds its curves."""
+"""Reads a run repeatedly, even before it exists or while its server is down, and finds the run's curves."""
 
 import logging
 from collections.abc import Callable
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class RunReader:
-    """Connects on the first call, and reconnects after a failed call. For one thread at a time."""
+    """Connects on the first call, and reconnects after a failed call. Only one thread at a time may use it."""
 
     def __init__(self, location: RunLocation, connect: Callable[[Patience], Buffer] | None = None) -> None:
         """`connect` opens the run's buffer, by default without large payloads."""
@@ -43,11 +43,12 @@ class RunReader:
         return self.call(lambda buffer: read_status(buffer, self._queue, Patience(UNANSWERED_S, UNANSWERED_S)))
 
     def note_state(self, state: str, if_absent: bool) -> str | None:
-        """Record the reported state; see `Buffer.replace_reported_state`. Raises as `call` does."""
+        """Record the reported state; see `Buffer.replace_reported_state`. Raises the exceptions of `call`."""
         return self.call(lambda buffer: buffer.replace_reported_state(state, if_absent=if_absent))
 
     def call(self, do: Callable[[Buffer], T]) -> T:
-        """Return `do(buffer)` for the run's buffer. Raises its errors, and `ServerUnavailable`, `ServerRefused`."""
+        """Return `do(buffer)` for the run's buffer. Raises the exceptions of `do`, `ServerUnavailable`,
+        `ServerRefused`."""
         try:
             if self._buffer is None:
                 self._buffer = self._connect(Patience(UNANSWERED_S, UNANSWERED_S))
@@ -79,7 +80,7 @@ class CurveFinder:
     def of(self, run: str) -> RunCurves:
         """The curves of a run. For the location's run, they come from files if its server or the run is gone.
 
-        Without files, and for other runs, raises the reason why the server has none.
+        Without files, and for other runs, raises an error that says why the server has no curves.
         """
         if run != self._location.run:
             patience = Patience(UNANSWERED_S, UNANSWERED_S)

@@ -1,5 +1,4 @@
-"""How a command ends on a signal: a role is asked to stop, and a command with children shuts them down in bounded
-time."""
+"""Ends a command on a signal: a role is asked to stop, and a command with children shuts them down in bounded time."""
 
 import _thread
 import contextlib
@@ -15,7 +14,7 @@ from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 EXIT_WITHIN_S = 4.5
-"""The longest shutdown after an interrupt by default, in seconds."""
+"""The longest default shutdown after an interrupt, in seconds."""
 AGAIN_AFTER_S = 0.01
 """Seconds after which an interrupt that Python dropped is raised again."""
 INTERRUPT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -24,7 +23,8 @@ INTERRUPT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def stop_on_signals() -> threading.Event:
     """An event that the first SIGTERM or SIGINT sets. A second signal has its default effect.
 
-    A thread sets it: the handler runs in the main thread, which may hold the lock of the event while it waits for it.
+    A thread sets the event: the handler runs in the main thread, which may hold the event's lock while waiting for the
+    event.
     """
     stop = threading.Event()
 
@@ -74,8 +74,8 @@ def interrupt_once(within_s: float = EXIT_WITHIN_S, *, again_kills: bool = False
     shutdown short; with `again_kills`, the next signal kills. So does a shutdown that takes longer than `within_s`.
 
     A signal may arrive inside a `__del__` or a weak reference's callback, where Python drops exceptions and reports
-    them to `sys.unraisablehook`. In that case the interrupt is raised again, a moment later, until it gets through: a
-    signal that arrives just before a system call blocks does not end that call.
+    them to `sys.unraisablehook`. In that case, the interrupt is raised again, a moment later, until Python delivers it:
+    a signal that arrives just before a system call blocks does not end that call.
     """
     repeating = False
 
@@ -120,7 +120,7 @@ def interrupt_once(within_s: float = EXIT_WITHIN_S, *, again_kills: bool = False
 
 
 def _runs(frame: FrameType | None, function: Callable[..., None]) -> bool:
-    """Whether a frame belongs to a function, or was called by it."""
+    """Whether a frame belongs to a function, or whether the function called it."""
     while frame is not None:
         if frame.f_code is function.__code__:
             return True

@@ -14,15 +14,15 @@ CONTROLS = {
     Order.RUN: (Control.RUN, ""),
     Order.DRAIN: (Control.DONE, "drained by hand"),
 }
-"""The control that an order gives to production of a task, and the displayed reason."""
+"""The control that an order sets for a task's production, and the displayed reason."""
 
 
 _ALREADY = {Order.RUN: "already runs", Order.PAUSE: "is already paused", Order.DRAIN: "has already ended"}
 
 
 def why_not(control: Control, order: Order, *, named: bool) -> str:
-    """Why an order changes nothing for a task in `control`, as in "it already runs"; empty if it changes something.
-    `named` says whether the order names the task."""
+    """Why an order changes nothing for a task in `control`, as in "it already runs"; empty if the order changes
+    something. `named` says whether it names the task."""
     if control is CONTROLS[order][0]:
         return _ALREADY[order]
     match order:
@@ -64,7 +64,7 @@ def steer_tasks(buffer: Buffer, names: Sequence[str], order: Order) -> Iterator[
 
 
 def _workers_named(name: str, workers: Sequence[str], run: str) -> list[str]:
-    """The workers that have this name, or were started under it."""
+    """The workers with this name, or started under it."""
     named = [worker for worker in workers if name in (worker, worker.rpartition("-")[0])]
     if not named:
         raise ConfigError(f"--worker {name!r}: run {run!r} has the workers {', '.join(workers) or 'none'}")
@@ -72,7 +72,7 @@ def _workers_named(name: str, workers: Sequence[str], run: str) -> list[str]:
 
 
 def steer_workers(buffer: Buffer, names: Sequence[str], order: Order) -> Iterator[str]:
-    """Give an order to the workers with one of these names, or with one as [worker] name; yields a line for each.
+    """Give an order to the workers with one of these names, or with such a [worker] name; yields a line for each.
 
     Raises `ConfigError` for a name that no worker has.
     """
@@ -84,7 +84,7 @@ def steer_workers(buffer: Buffer, names: Sequence[str], order: Order) -> Iterato
 
 
 def shards_of(buffer: Buffer, tasks: Sequence[str], name: str) -> list[str]:
-    """The tasks of the buffer that `name` means. Raises `ConfigError` when there is none."""
+    """The buffer's tasks that `name` means. Raises `ConfigError` when there is no such task."""
     shards = shards_among(tasks, name)
     if not shards:
         raise ConfigError(f"task {name!r}: run {buffer.run!r} has the tasks {', '.join(tasks)}")

@@ -60,7 +60,7 @@ def acl(file: Path, folder: Path, also: tuple[str, ...]) -> None:
 
 
 def _password(folder: Path, user: "User") -> str:
-    """The password in the user's file, which is created if it is missing."""
+    """The password in the user's file, which is created if missing."""
     path = folder / user.value
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:

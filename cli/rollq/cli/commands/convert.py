@@ -1,4 +1,4 @@
-"""`rollq convert`: a `rollq.toml` from the settings of another system."""
+"""`rollq convert`: makes a `rollq.toml` from another system's settings."""
 
 from pathlib import Path
 

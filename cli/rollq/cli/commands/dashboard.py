@@ -105,7 +105,7 @@ def dashboard(
 
 
 def _rollouts(shared: "_Shared", archive_url: str | None) -> tuple["Rollouts", Sequence["Status"]]:
-    """The groups of a run and of its archive, and the statuses of groups that may be only in the archive."""
+    """The groups in a run and its archive, and the statuses of groups that may be only in the archive."""
     from rollq.monitor.dashboard.live_rollouts import LiveRollouts
 
     live = LiveRollouts(shared)
@@ -119,7 +119,7 @@ def _rollouts(shared: "_Shared", archive_url: str | None) -> tuple["Rollouts", S
 
 
 def _archive(url: str, texts: "TokenTexts") -> "Starlette":
-    """The app of an archive. Raises `ConfigError`, `ArchiveError`."""
+    """The app for an archive. Raises `ConfigError`, `ArchiveError`."""
     from rollq.buffer.archive.annotations import AnnotationReader, root_of
     from rollq.buffer.archive.pages import ArchivePages
     from rollq.buffer.archive.reader import ARCHIVED_AS, Archive
@@ -137,7 +137,7 @@ def _archive(url: str, texts: "TokenTexts") -> "Starlette":
 
 
 def _annotations(file: Path | None, reader: "_Shared") -> "AnnotationReader | str":
-    """A reader of the annotations that a run's trainer writes beside the archive, or why there is none."""
+    """A reader for the annotations that a run's trainer writes beside the archive, or why there is none."""
     from rollq.buffer.archive.annotations import AnnotationReader
     from rollq.cli.settings.file import load_settings
 
@@ -211,7 +211,7 @@ class _Orders:
 
 
 def _token(file: Path | None) -> str | None:
-    """The token for changes: the file's, else the environment's. Raises `ConfigError` for a token that is easy to
+    """The token for changes, from the file or else the environment. Raises `ConfigError` for a token that is easy to
     guess."""
     name, token = TOKEN, os.environ.get(TOKEN)
     if file is not None:
@@ -228,7 +228,7 @@ def _token(file: Path | None) -> str | None:
 
 
 def token_texts(file: Path | None) -> "TokenTexts":
-    """The texts of the run's tokens, by the tokenizer that its settings name. Without one, ids are shown."""
+    """The texts of the run's tokens, by the tokenizer in its settings. Without a tokenizer, ids are shown."""
     from rollq.cli.settings.file import load_settings
     from rollq.monitor.dashboard.groups import TokenTexts
 

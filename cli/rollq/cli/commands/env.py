@@ -81,7 +81,7 @@ def show(file: Path, task: str | None) -> None:
 
 
 def _tables_with_env(data: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """The root, the name and the content of the tables that set env."""
+    """The root, name and content of each table that sets env."""
     for root in ("tasks", "evaluations"):
         tables = data.get(root)
         for name, table in tables.items() if isinstance(tables, dict) else ():

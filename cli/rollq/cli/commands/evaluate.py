@@ -1,4 +1,4 @@
-"""`rollq evaluate`: the evaluations of a settings file, with saved weights."""
+"""`rollq evaluate`: runs a settings file's evaluations with saved weights."""
 
 from pathlib import Path
 

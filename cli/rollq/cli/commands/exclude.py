@@ -60,7 +60,7 @@ def _number(row: str) -> int:
 
 
 def _by_shard(shards: Sequence[str], rows: Sequence[int]) -> Mapping[str, list[int]]:
-    """The rows of each shard. A row belongs to one shard."""
+    """Each shard's rows. A row belongs to one shard."""
     from rollq.buffer.rules.shards import shard_of
 
     if len(shards) == 1:

@@ -1,5 +1,4 @@
-"""`rollq groups`: moves single groups, or all groups that a query finds. Other commands on groups are registered here
-too."""
+"""`rollq groups`: moves single groups, or all groups that a query finds. Also registers other commands on groups."""
 
 import sys
 from pathlib import Path
@@ -46,7 +45,7 @@ def groups() -> None:
 
 
 def _add(order: str, short_help: str, effect: str) -> None:
-    """Add the command of an order."""
+    """Add an order's command."""
 
     @groups.command(order, short_help=short_help, help=HELP.format(order=order, effect=effect))
     @file_and(names="[TASK/NUMBER]...")
@@ -99,7 +98,7 @@ groups.add_command(exclude)
 
 
 def _order(buffer: "Buffer", order: "GroupOrder", found: "Found", *, dry_run: bool, yes: bool) -> bool:
-    """Give an order once it is confirmed; returns whether it moved each group, or would move it.
+    """Give an order once it is confirmed; returns whether the order moved each group, or would move it.
 
     Exits with 1 if nobody can confirm it.
     """
@@ -132,7 +131,7 @@ def _is_confirmed() -> bool:
 
 
 def _give(buffer: "Buffer", order: "GroupOrder", found: "Found", looked: "Outcome") -> bool:
-    """Give an order for the groups that it would move; returns whether it moved each of them."""
+    """Give an order for the groups that it would move; returns whether it moved every such group."""
     from rollq.cli.groups.orders import effect_of, name_of, order_groups
 
     chosen = [group for group in found.groups if name_of(group) not in looked.left]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 GROUPS_PER_INSERTION = 64
 SOURCE_DIGITS = 16
-"""Hexadecimal digits of a file's SHA-256 that name it as a source."""
+"""How many hexadecimal digits of a file's SHA-256 name the file as a source."""
 QUIET_S = 1.0
 """Seconds after which a progress bar appears."""
 
@@ -99,7 +99,7 @@ def _vocabulary(settings: "RollqSettings") -> int | None:
 
 
 def _check(rows: "FinishedRows", stop: threading.Event) -> tuple[int | None, int]:
-    """Check the whole file. Returns how many groups it has (None if stopped), and how many of them lack logprobs."""
+    """Check the whole file. Returns how many groups it has (None if stopped), and how many groups lack logprobs."""
     import numpy as np
     from tqdm import tqdm
 
@@ -156,6 +156,6 @@ def _insert(buffer: "Buffer", task: str, rows: "FinishedRows", total: int, stop:
 
 
 def source_of(path: Path) -> str:
-    """The name of a file as a source: it depends only on the content."""
+    """A file's name as a source, which depends only on the content."""
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()[:SOURCE_DIGITS]}"

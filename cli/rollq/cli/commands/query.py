@@ -1,4 +1,4 @@
-"""`rollq groups query`: find groups by their fields, samples and texts."""
+"""`rollq groups query`: finds groups by their fields, samples and texts."""
 
 import sys
 from collections.abc import Sequence
@@ -141,7 +141,7 @@ def _print(
 
 
 def parse_query_text(query: str) -> Any:
-    """The JSON of a query. Raises `ConfigError`."""
+    """A query's JSON. Raises `ConfigError`."""
     import orjson
 
     try:

@@ -75,7 +75,7 @@ def recover(file: Path, weights: Path, step: int | None, relabel: bool, dry_run:
 
 
 class _Recorded(NamedTuple):
-    """The step of weights, and its source."""
+    """The step of some weights, and the source of this information."""
 
     step: int
     by: str
@@ -83,7 +83,7 @@ class _Recorded(NamedTuple):
 
 
 def _check_model(weights: Path, model: Path) -> None:
-    """Raise `ConfigError` if the weights have the configuration of another model."""
+    """Raise `ConfigError` if the weights have another model's configuration."""
     from rollq.cli.run_location import fingerprints
 
     expected = fingerprints(model, None, "trainer.model")
@@ -92,7 +92,7 @@ def _check_model(weights: Path, model: Path) -> None:
 
 
 def _check_step(step: int | None, recorded: _Recorded, run: str) -> None:
-    """Raise `ConfigError` if the weights are those after another step, or of another run."""
+    """Raise `ConfigError` if the weights belong to another step or another run."""
     if recorded.is_foreign or step not in (None, recorded.step):
         raise ConfigError(
             f"the weights are those after step {recorded.step}, as {recorded.by} says: to let them count as those "
@@ -121,7 +121,7 @@ def _chosen(step: int | None, recorded: _Recorded | None, possible: tuple[int, i
 
 
 def _recorded(buffer: "Buffer", weights: Path) -> _Recorded | None:
-    """The step that is recorded for the weights in a folder: beside them, or by the run that published them."""
+    """The step recorded for a folder's weights, beside them or by the run that published them."""
     from rollq.buffer.errors import WeightsError
     from rollq.buffer.weights.manifest import describe_folder, digest_of
     from rollq.consumer.trainer.checkpoints import STATE_FILE, recorded_checkpoint

@@ -92,7 +92,7 @@ def redis(
 
 
 def _watch(nodes: "Sequence[EmbeddedServer]", stop: Event, directory: Path) -> None:
-    """Log which servers exit, until `stop` is set. Raises `ServerUnavailable` once all have."""
+    """Log which servers exit, until `stop` is set. Raises `ServerUnavailable` once all have exited."""
     alive = list(nodes)
     while not stop.wait(0.2):
         for dead in [node for node in alive if not node.running]:

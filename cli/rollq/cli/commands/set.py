@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from rollq.buffer.rules.settings import TaskRules
 
 SHARED_MARGIN = 3
-"""Further steps before a batch with new shares, so that all tasks are changed before the first of these steps is
-trained."""
+"""Further steps before a batch with new shares, so that all tasks change before the trainer reaches these steps."""
 Changes = Mapping[str, Mapping[str, Any]]
-"""Task of the buffer -> name of a rule -> new value."""
+"""The buffer's task -> rule name -> new value."""
 
 
 @click.command("set")
@@ -114,7 +113,7 @@ def _parse(changes: Sequence[str]) -> dict[str, str]:
 
 
 def _wanted(buffer: "Buffer", task: str, changes: Mapping[str, str], from_step: int | None) -> Changes:
-    """The changes by task of the buffer: of all shards of `task`, and of all tasks for a weight."""
+    """The changes by the buffer's tasks: for all shards of `task`, or, for a weight, for all tasks."""
     from rollq.buffer.rules.revisions import for_shards
     from rollq.buffer.rules.shards import shards_among
     from rollq.cli.steering import shards_of
@@ -195,9 +194,9 @@ def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run
 
 
 def _batch_change(buffer: "Buffer", wanted: Mapping[str, Any], step: int) -> str:
-    """A line about the new size of the batch of `step`, over all tasks; empty without one.
+    """A line about the new size, over all tasks, of the batch of `step`; empty without a new size.
 
-    Raises `ConfigError` if no task is left in it.
+    Raises `ConfigError` if no task is left in the batch.
     """
     from rollq.buffer.rules.batch_sizes import groups_at
 
@@ -229,7 +228,7 @@ def _show(buffer: "Buffer", task: str) -> None:
 
 
 def _now(rules: "TaskRules", rule: str, step: int) -> str:
-    """The groups of a task in the next batch, if `schedule` overrides `batch_groups`; else empty."""
+    """A task's groups in the next batch if `schedule` overrides `batch_groups`, or else empty."""
     from rollq.buffer.rules.batch_sizes import groups_at
 
     groups = groups_at(rules.batch_groups, rules.schedule, step)

@@ -53,8 +53,8 @@ def _absent(key: str, tables: "Sequence[SettingsTable]") -> str:
 
 
 def _named(name: str, tables: "Sequence[SettingsTable]") -> "list[SettingsTable]":
-    """The tables of that name with all their keys, or the keys of that name with their tables."""
-    name = re.sub(r"^evaluations\b", "tasks", name.strip("[]"))  # they have the tables of tasks
+    """The tables with this name and all their keys, or the keys with this name and their tables."""
+    name = re.sub(r"^evaluations\b", "tasks", name.strip("[]"))  # evaluations have the tables of tasks
     path, _, key = name.rpartition(".")
     if whole := [table for table in tables if _is_called(table.name, name)]:
         return whole
@@ -67,14 +67,14 @@ def _only(table: "SettingsTable", key: str) -> "SettingsTable":
 
 
 def _removed(name: str, tables: "Sequence[SettingsTable]") -> str | None:
-    """The value, in words, of a constant that was a key of one of the tables."""
+    """The value, in words, of a constant that was formerly a key in one of the tables."""
     path, _, key = name.strip("[]").rpartition(".")
     called = (table for table in tables if not path or _is_called(table.name, path))
     return next((table.removed[key] for table in called if key in table.removed), None)
 
 
 def _is_called(table: str, name: str) -> bool:
-    """Whether this is a name of a table: `tasks.NAME.sampling`, `tasks.math.sampling` or `sampling`."""
+    """Whether this names a table: `tasks.NAME.sampling`, `tasks.math.sampling` or `sampling`."""
     words, asked = table.partition("]")[0].strip("[").split("."), name.split(".")
     if asked == words[:-1] and words[-1].isupper():
         return True

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rollq.cli.groups.left import LeftGroups
 
 WIDTH = 100
-"""The width of output that does not go to a terminal, in columns."""
+"""The width, in columns, of output that does not go to a terminal."""
 
 
 @click.command(short_help="Show the life of a group and its samples.")

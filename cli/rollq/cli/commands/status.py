@@ -46,7 +46,7 @@ def status(file: Path | None, url: str | None, run_name: str | None, by_step: bo
 
 
 def _by_step(location: "RunLocation", *, as_json: bool, width: int) -> str:
-    """The curves of a run. Raises what `CurveFinder.of` raises."""
+    """A run's curves. Raises the exceptions of `CurveFinder.of`."""
     import orjson
 
     from rollq.cli.run_reader import CurveFinder, RunReader

@@ -1,4 +1,4 @@
-"""`rollq try`: shows prompts as the model sees them, judged texts, and samples of a few rows, without a server."""
+"""`rollq try`: shows rendered prompts, judged texts, and samples for a few rows, without a server."""
 
 import asyncio
 import sys
@@ -99,7 +99,7 @@ async def try_all(
     samples: bool,
     seed: int,
 ) -> None:
-    """Judge the given texts, or each row's reference answer; with `samples`, sample the rows too."""
+    """Judge the given texts, or each row's reference answer. `samples` adds samples for the rows."""
     from rollq.workers.gateway.open_sessions import Gateway
     from rollq.workers.groups.agent_loops import check_loop
     from rollq.workers.groups.recipes import check_templates, make_recipes
@@ -225,7 +225,7 @@ def first_rows(file: "PromptFile", rows: int) -> tuple[list["TriedRow"], list[st
 
 
 def group_problems(rows: Sequence["TriedRow"]) -> list[str]:
-    """The problems with the samples of all rows together."""
+    """The problems with all rows' samples together."""
     sampled = [row for row in rows if row.samples]
     made = [sample for row in sampled for sample in row.samples]
     problems = []
@@ -253,7 +253,7 @@ def report(rows: Sequence["TriedRow"]) -> Iterator[str]:
 
 
 def samples_report(rows: Sequence["TriedRow"]) -> Iterator[str]:
-    """The lines about the samples of all rows together."""
+    """The lines about all rows' samples together."""
     if made := [sample for row in rows for sample in row.samples]:
         yield from _sample_lines(rows, made)
 

@@ -1,6 +1,6 @@
 """`rollq demo`: all roles on this machine, from prompts to a model that has learned, in minutes.
 
-The demo does what a user would do on several terminals: it creates a model, writes a `rollq.toml`, starts a server and
+The demo automates a user's work on several terminals: it creates a model, writes a `rollq.toml`, starts a server and
 the roles with their public commands, and watches them. Everything is kept in one folder.
 """
 
@@ -160,7 +160,7 @@ def check_learned(held_out: Mapping[str, Rewards], folder: DemoFolder) -> None:
 
 
 def _measured(options: DemoOptions, tasks: Sequence[DemoTask], evaluation_s: float, spent_s: float) -> DemoOptions:
-    """Print how long the demo takes on this machine, judging by its first evaluation. With `minutes`, choose the
+    """Print how long the demo takes on this machine, judging by the first evaluation. With `minutes`, choose the
     steps."""
     from rollq.cli.demo.held_out import SAMPLES, read_prompts
 
@@ -175,7 +175,7 @@ def _measured(options: DemoOptions, tasks: Sequence[DemoTask], evaluation_s: flo
 
 
 def _new_folder(options: DemoOptions) -> tuple[DemoFolder, list[DemoTask]]:
-    """A new folder with the prompts and the initial model."""
+    """Make a new folder with the prompts and the initial model."""
     fields = (options.prompt_field, options.answer_field)
     rows = read_rows(options.prompts, *fields) if options.prompts else None
     folder = DemoFolder(options.out)
@@ -198,8 +198,8 @@ def _check_packages(model: DemoModel, *more: str) -> None:
 
 
 def _keep_files_in(folder: DemoFolder) -> None:
-    """Keep the caches and temporary files of this process and its children inside the folder, and leave out settings of
-    other runs."""
+    """Keep caches and temporary files of this process and its children inside the folder, and leave out other runs'
+    settings."""
     for name in [name for name in os.environ if name.startswith("ROLLQ_")]:
         del os.environ[name]
     os.environ.update(folder.environment())

@@ -1,6 +1,6 @@
-"""The folder of a demo, and the prompts that it uses.
+"""A demo's folder and prompts.
 
-A demo writes nothing outside its folder; `environment` keeps the caches and temporary files of libraries inside it.
+A demo writes nothing outside its folder; `environment` keeps libraries' caches and temporary files inside it.
 """
 
 import random
@@ -126,7 +126,7 @@ class DemoFolder:
 
 
 def own_tasks(folder: DemoFolder, model: DemoModel = TINY) -> list[DemoTask]:
-    """Write the prompts of the model's tasks, which ship with rollq, into the folder, and return those tasks."""
+    """Write the prompts of the model's tasks, which ship with rollq, into the folder, and return the tasks."""
     real = model is SMOLLM2
     for name, content in (digit_sum_files() if real else prompt_files()).items():
         (folder.prompts / name).write_bytes(content)
@@ -165,7 +165,7 @@ def read_rows(prompts: Path, prompt_field: str, answer_field: str) -> list[bytes
 
 
 def _problem(columns: Columns, line: bytes) -> str | None:
-    """Return why a line is not a prompt, or None when it is one."""
+    """Return why a line is not a prompt, or None for a prompt."""
     try:
         columns.prompt(json_object(line))
     except ValueError as error:

@@ -18,14 +18,14 @@ def held_out_rewards(
 ) -> dict[str, float]:
     """Mean reward per evaluation over `SAMPLES` samples of each of its prompts; the same seed gives the same rewards.
 
-    Rows that are not prompts are left out. Raises `ConfigError` when `model` is not a model folder.
+    Omits rows that are not prompts. Raises `ConfigError` when `model` is not a model folder.
     """
     prompts = {name: (settings, read_prompts(settings)) for name, settings in evaluations.items()}
     return mean_rewards(model, prompts, samples=SAMPLES, seed=seed, device=device)
 
 
 def read_prompts(settings: PromptSettings) -> list[Prompt]:
-    """The rows of a file that are prompts."""
+    """The prompts in a file's rows."""
     prompts = []
     with PromptFile(settings) as file:
         for row in range(file.rows):

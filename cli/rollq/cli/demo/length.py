@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 EVALUATIONS_PER_STEP = 6.0
-"""The time of a train step of the roles, divided by the time of one process's evaluation of the same number of samples.
+"""The ratio of the roles' time for a train step to one process's time for evaluating the same number of samples.
 Measured on two cores."""
 LEAST_GAIN = 0.03
-"""Least gain in mean reward for held-out prompts. Resampling the same prompts changes it by 0.012 (one standard
+"""Least gain in mean reward for held-out prompts. Resampling the same prompts changes the mean by 0.012 (one standard
 deviation; 16 seeds, the tiny model before training)."""
 
 
@@ -16,7 +16,7 @@ def step_seconds(evaluation_s: float, evaluated: int, samples: int) -> float:
 
 
 def steps_within(seconds: float, step_s: float, *, least: int, most: int) -> int:
-    """The steps that fit into the time, but at least as many as show learning."""
+    """The number of steps that fit into the time, within `least`, enough to show learning, and `most`."""
     return max(least, min(most, int(seconds / step_s)))
 
 

@@ -1,4 +1,4 @@
-"""Mean reward of a model on given prompts, without a buffer: samples come from the workers' engine and judges.
+"""A model's mean reward on given prompts, without a buffer, from the workers' engine and judges.
 
 Needs torch.
 """
@@ -27,10 +27,10 @@ PromptSet = tuple[RolloutSettings, Sequence[Prompt]]
 def mean_rewards(
     model: Path, prompts: Mapping[str, PromptSet], *, samples: int, seed: int, device: str = "cpu"
 ) -> dict[str, float]:
-    """Mean reward per task over `samples` samples of each prompt, drawn as its settings say.
+    """Mean reward per task over `samples` samples of each prompt, drawn with the task's settings.
 
     On one device, the same weights and seed give the same rewards. Samples that cannot be judged are left out; without
-    any, the mean is 0. Raises `ConfigError` when `model` is not a model folder.
+    judged samples, the mean is 0. Raises `ConfigError` when `model` is not a model folder.
     """
     return asyncio.run(_mean_rewards(model, prompts, samples, seed, device))
 

@@ -1,4 +1,4 @@
-"""The models that `rollq demo` trains, with the length and the settings of a run for each. Pure."""
+"""The models that `rollq demo` trains, each with a run's length and settings. Pure."""
 
 from dataclasses import dataclass
 

@@ -12,7 +12,7 @@ import orjson
 
 SEED = 7
 HELDOUT_PROMPTS = 256
-# Sums are harder to learn than sorting: all but the held-out ones are used.
+# Sums are harder to learn than sorting: all except the held-out sums are used.
 TRAIN_PROMPTS = {"sum": 8100 - HELDOUT_PROMPTS, "sort": 4000}
 
 

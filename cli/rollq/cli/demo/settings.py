@@ -90,7 +90,7 @@ class DemoOptions:
 
     @property
     def should_learn(self) -> bool:
-        """Whether the model must answer better at the end: with the demo's prompts and rewards, and enough steps."""
+        """Whether the model must answer better at the end, as with the demo's prompts and rewards and enough steps."""
         as_made = self.prompts is None and self.warm_up_steps >= WARM_UP_STEPS
         return as_made and self.steps >= self.model.least_steps
 
@@ -148,7 +148,7 @@ def _task_toml(options: DemoOptions, folder: DemoFolder, task: DemoTask) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A string, a boolean or a list of strings in TOML, which writes them as JSON does."""
+    """A string, a boolean or a list of strings in TOML, whose form is the same as in JSON."""
     return json.dumps(value, ensure_ascii=False)
 
 

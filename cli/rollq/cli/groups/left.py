@@ -1,4 +1,4 @@
-"""Groups that have left the buffer of a run: in its archive, or lost."""
+"""Groups that have left a run's buffer: in the archive, or lost."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -48,7 +48,7 @@ class LeftGroups:
         return [group for entry in listed for group in self.look(entry.task, entry.group_id)]
 
     def matching(self, query: Any) -> "Iterator[GroupRecord]":
-        """The groups that match a query. If the archive cannot be reached, there are none, and `trouble` says why."""
+        """The groups that match a query. If the archive cannot be reached, yields none, and `trouble` says why."""
         try:
             if self._archive:
                 yield from self._archive.matching(query)
@@ -56,8 +56,8 @@ class LeftGroups:
             self.trouble = str(error)
 
     def dropped(self, condition: "Condition") -> str:
-        """How many trained groups of the steps that a condition names were dropped, and how to keep such groups; "" if
-        they are kept, or if none were."""
+        """How many trained groups of a condition's steps were dropped, and how to keep such groups; "" if they are
+        kept, or if none were dropped."""
         from rollq.buffer.query.plan import reach_of
 
         reach = reach_of(condition, frozenset(self._buffer.tasks()))

@@ -1,4 +1,4 @@
-"""Orders for many groups: they are found, inspected, and then moved one by one, each atomically.
+"""Orders for many groups, which are found, inspected, and then moved one by one, each atomically.
 
 A group whose status has changed in between is left alone, and counted.
 """
@@ -24,8 +24,8 @@ MOST_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The groups that an order is for. `missing` are named groups that are not in the buffer. `more` says whether
-    further groups were found."""
+    """An order's groups. `missing` holds named groups that are not in the buffer. `more` says whether further groups
+    were found."""
 
     groups: Sequence[GroupRecord]
     missing: Sequence[str] = ()
@@ -34,13 +34,13 @@ class Found:
 
 @dataclass(slots=True)
 class Outcome:
-    """How many groups moved, or would move, by their former status; and why others did not."""
+    """How many groups moved, or would move, by former status, and why others did not."""
 
     moved: Counter[str] = field(default_factory=Counter)
     left: dict[str, str] = field(default_factory=dict)
 
     def note(self, group: GroupRecord, order: GroupOrder, ordered: Ordered) -> None:
-        """Count a group that moves, or keep the reason why it does not move."""
+        """Count a group that moves, or note why it does not move."""
         if ordered.refusal is None:
             self.moved[group.status] += 1
         else:
@@ -48,12 +48,12 @@ class Outcome:
 
 
 def name_of(group: GroupRecord) -> str:
-    """The name of a group, as orders take it."""
+    """A group's name, in the form for orders."""
     return f"{group.task}/{group.uid}"
 
 
 def named_groups(buffer: Buffer, names: Sequence[str]) -> Found:
-    """The groups that are named TASK/NUMBER. Raises `ConfigError` for a malformed name or an unknown task."""
+    """The groups named TASK/NUMBER. Raises `ConfigError` for a malformed name or an unknown task."""
     tasks, wanted = buffer.tasks(), [_parse(name) for name in dict.fromkeys(names)]
     if len(wanted) > MOST_GROUPS:
         raise ConfigError(f"{count(len(wanted), 'group')}: give at most {MOST_GROUPS:,} at a time")
@@ -87,7 +87,7 @@ def order_groups(buffer: Buffer, order: GroupOrder, groups: Sequence[GroupRecord
 
 
 def effect_of(order: GroupOrder, moved: Mapping[str, int]) -> str:
-    """The effect of an order: numbers of groups by their former status."""
+    """An order's effect: numbers of groups by former status."""
     shown = ", ".join(f"{number:,} {status}" for status, number in sorted(moved.items()))
     return f"{order.value}: {shown or 'no group'}"
 

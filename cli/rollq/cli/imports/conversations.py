@@ -1,5 +1,5 @@
-"""Finished conversations as samples: the assistant wrote some of their turns, and the loss counts these turns. Every
-turn is rendered as for the model: its tokens are the chat template's text after the earlier conversation, up to the
+"""Finished conversations as samples: the assistant wrote some turns, and the loss counts these turns. Every turn is
+rendered as for the model: a turn's tokens are the chat template's text after the earlier conversation, up to the
 end-of-sequence token. Turns share a segment as long as the template keeps earlier turns unchanged; a template that
 drops earlier reasoning starts another segment.
 """
@@ -15,7 +15,7 @@ from rollq.workers.engines.protocol import Tokenizer
 
 ASSISTANT: Final = "assistant"
 WEIGHT: Final = "weight"
-"""Key of an assistant's message that is 0 if the loss leaves it out, as in OpenAI's files for fine-tuning."""
+"""Key in an assistant's message, 0 if the loss leaves the message out, as in OpenAI's files for fine-tuning."""
 
 Message = Mapping[str, Any]
 
@@ -55,7 +55,8 @@ def conversation_sample(
 ) -> Sample:
     """The sample of a conversation whose last message is the assistant's.
 
-    Raises `ValueError` if it is not, if no turn counts, or if the chat template does not render turns as continuations.
+    Raises `ValueError` for any other last message, if no turn counts, or if the chat template does not render turns as
+    continuations.
     """
     if messages[-1].get("role") != ASSISTANT:
         raise ValueError(f"the last message has role {messages[-1].get('role')!r}, expected 'assistant'")

@@ -1,7 +1,7 @@
 """Files of finished samples, as groups for `Buffer.insert`. docs/guide/import.md describes the columns.
 
-A row of a user's file is a group: a prompt, read as the producer reads it, and its responses. In a file written by
-`rollq export`, a row is a sample, and consecutive rows form a group.
+A row of a user's file is a group: a prompt, read as in the producer, and its responses. In a file written by `rollq
+export`, a row is a sample, and consecutive rows form a group.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,13 +48,13 @@ _EXPORTED: Final = ("prompt_record", "task", "group_id", "sample", "response_ids
 """Columns that identify a row of `rollq export`."""
 
 Placed = tuple[str, Mapping[str, Any]]
-"""The place of a row, for messages, and its columns."""
+"""A row's place, for messages, and its columns."""
 
 
 @dataclass(frozen=True)
 class FinishedRows:
-    """The groups of the file at `path`, for `task`. `default_reward` is the reward of samples that have none; if it is
-    None, such samples are errors. `vocab_size` is the number of token ids that the model knows, None for any."""
+    """The groups of the file at `path`, for `task`. `default_reward` is the reward for samples without one; if it is
+    None, such samples are errors. `vocab_size` is the number of token ids that the model knows, None for any number."""
 
     path: Path
     task: TaskSettings
@@ -77,7 +77,7 @@ class FinishedRows:
             yield place, group
 
     def check(self) -> Iterator[FinishedGroup]:
-        """Each group, after all checks of `Buffer.insert`. Raises what `groups` does."""
+        """Yield each group, after all checks of `Buffer.insert`. Raises the exceptions of `groups`."""
         for place, group in self.groups():
             try:
                 encode_finished(group, self.task, self.vocab_size)
@@ -122,7 +122,7 @@ class FinishedRows:
         return FinishedGroup(prompt, tuple(samples))
 
     def _conversation(self, row: Mapping[str, Any], first: int) -> FinishedGroup:
-        """The group of a row whose `messages` have turns of the assistant, beginning at `first`."""
+        """The group in a row whose `messages` have assistant turns, starting at `first`."""
         if self.task.group_size != 1:
             raise ValueError(f"'messages' is one conversation, so group_size must be 1, not {self.task.group_size}")
         if not first:
@@ -185,7 +185,7 @@ class FinishedRows:
 
 
 def _rows(path: Path) -> Iterator[Placed]:
-    """The rows of a file, in their order. Raises `ConfigError`, and `InvalidGroup` for a row that cannot be read."""
+    """A file's rows, in order. Raises `ConfigError`, and `InvalidGroup` for a row that cannot be read."""
     try:
         if path.suffix == ".json":
             yield from _json_rows(path)
@@ -217,7 +217,7 @@ def _table_rows(path: Path) -> Iterator[Placed]:
 
 
 def _json_rows(path: Path) -> Iterator[Placed]:
-    """The objects of a JSON file that holds a list of them; it is read as a whole."""
+    """The objects in a JSON file with a list of objects, which is read as a whole."""
     try:
         rows = orjson.loads(path.read_bytes())
     except orjson.JSONDecodeError as error:
@@ -277,7 +277,7 @@ def _first_given(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
 
 
 def _responses(row: Mapping[str, Any]) -> tuple[str, Sequence[Any]]:
-    """The field with the responses, and one item for each response: a string, or token ids."""
+    """The field with the responses, and an item for each response: a string, or token ids."""
     field = _first_given(row, RESPONSES)
     if field is None:
         raise ValueError(f"no field {', '.join(map(repr, RESPONSES))}; the row has {sorted(row)[:20]}")
@@ -311,7 +311,7 @@ def _number(reward: Any) -> float:
 
 
 def _logprobs(row: Mapping[str, Any], size: int) -> Sequence[Sequence[float] | None]:
-    """The logprobs of each response; None where they are absent."""
+    """Each response's logprobs; None where they are absent."""
     value = row.get(LOGPROBS)
     if value is None:
         return [None] * size

@@ -1,1 +1,1 @@
-"""The settings of a `rollq.toml`: their model, and how the file is read."""
+"""The settings in a `rollq.toml`: their model, and the reading of the file."""

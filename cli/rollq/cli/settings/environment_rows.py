@@ -1,4 +1,4 @@
-"""The rows and the identities of the environments in a settings file."""
+"""The rows and identities of a settings file's environments."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from rollq.environments.rows import write_missing_rows
 
 def identities(settings: RollqSettings, *, with_rows: bool = False) -> dict[str, str]:
     """A name, such as `environment of tasks.sums` -> its package, version and options, as one string. With `with_rows`,
-    only of environments that have rows.
+    covers only environments that have rows.
 
     Raises `ConfigError` without the package.
     """
@@ -28,7 +28,7 @@ def identities(settings: RollqSettings, *, with_rows: bool = False) -> dict[str,
 
 
 def write_missing_prompts(settings: RollqSettings, file: Path) -> None:
-    """Write the rows of environments that have no file yet, beside the settings `file`. Raises `ConfigError`."""
+    """Write the rows of environments without a row file, beside the settings `file`. Raises `ConfigError`."""
     folder = file.absolute().parent
     for (root, name), environment in settings.environments.items():
         table = settings.tasks[name] if root == "tasks" else settings.evaluations[name]

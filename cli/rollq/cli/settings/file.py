@@ -3,7 +3,7 @@
 Paths in the file are relative to its folder. Secrets and URLs may come from the environment instead, which takes
 precedence: `ROLLQ_RUN`, `ROLLQ_REDIS_URL`, `ROLLQ_QUEUE_URL`, `ROLLQ_REDIS_USER`, `ROLLQ_REDIS_PASSWORD`, or
 `ROLLQ_REDIS_PASSWORD_FILE`, which names a file with the password; and for TLS `ROLLQ_REDIS_CA_FILE`,
-`ROLLQ_REDIS_CERTIFICATE_FILE` and `ROLLQ_REDIS_KEY_FILE`. `ROLLQ_PAYLOADS_URL` names the place of large payloads.
+`ROLLQ_REDIS_CERTIFICATE_FILE` and `ROLLQ_REDIS_KEY_FILE`. `ROLLQ_PAYLOADS_URL` locates large payloads.
 """
 
 import os
@@ -33,7 +33,7 @@ ENVIRONMENT = {
     "ROLLQ_REDIS_KEY_FILE": "redis.key_file",
     "ROLLQ_PAYLOADS_URL": "payloads.url",
 }
-"""Environment variable -> key that it overrides. A file's path starts at the working directory."""
+"""Environment variable -> key that it overrides. A file's path is relative to the working directory."""
 
 PASSWORD_FILE = "ROLLQ_REDIS_PASSWORD_FILE"
 
@@ -66,7 +66,7 @@ def load_settings(path: Path, environment: Mapping[str, str] | None = None) -> R
 
 
 def _with_archive_in(folder: Path, settings: RollqSettings) -> RollqSettings:
-    """`settings` with the folder of the archive made absolute; a bucket's URL stays."""
+    """`settings` with the archive's folder made absolute; a bucket's URL stays."""
     url = settings.archive.url
     if url is None or url.startswith("s3:"):
         return settings
@@ -114,7 +114,7 @@ def _option(key: str, value: Any, folder: Path) -> Any:
 
 
 def _tool(table: Any, folder: Path) -> Any:
-    """The table of a tool; the command of an MCP server gets the folder in which it starts."""
+    """A tool's table; an MCP server's command gets the folder in which it starts."""
     server, start = (table.get("mcp"), table.get("folder", "")) if isinstance(table, dict) else (None, None)
     if not isinstance(server, str) or server.startswith(SCHEMES) or not isinstance(start, str):
         return table
@@ -134,7 +134,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def password_from(environment: Mapping[str, str]) -> str | None:
-    """The servers' password, from the environment or the file it names; None if there is neither."""
+    """The servers' password, from the environment or a file named there; None without either."""
     if environment.get("ROLLQ_REDIS_PASSWORD"):
         return environment["ROLLQ_REDIS_PASSWORD"]
     path = environment.get(PASSWORD_FILE)
@@ -173,5 +173,5 @@ def redis_from(environment: Mapping[str, str]) -> RedisSettings:
 
 
 def payloads_from(environment: Mapping[str, str]) -> PayloadSettings:
-    """The environment's URL of payloads."""
+    """The environment's payload URL."""
     return PayloadSettings(url=_values_from(environment)["payloads.url"] or None)

@@ -1,6 +1,6 @@
-"""`rollq.toml`: the settings of every role in one file, the same for every role. See examples/rollq.toml. Rules that
-involve several sections are checked here; each section's model checks only its own part. `rollq.cli.settings.file`
-reads the file.
+"""`rollq.toml`: every role's settings in one file, the same for all roles. See examples/rollq.toml. Rules that involve
+several sections are checked here; each section's model checks only its own part. `rollq.cli.settings.file` reads the
+file.
 """
 
 from collections.abc import Iterator, Mapping
@@ -68,7 +68,7 @@ class RollqSettings(Settings):
         return self
 
     def train_tasks(self) -> dict[str, TaskSettings]:
-        """The tasks to train as the buffer keeps them, where each shard is a task."""
+        """The tasks to train, in the buffer's form, where each shard is a task."""
         return {shard: part for name, task in self.tasks.items() for shard, part in task.as_shards(name).items()}
 
     def produced_tasks(self) -> dict[str, TaskSettings]:
@@ -76,7 +76,7 @@ class RollqSettings(Settings):
         return {name: task for name, task in self.train_tasks().items() if not task.offline}
 
     def served_tasks(self) -> dict[str, WorkerTask]:
-        """Everything that workers serve: all tasks that the buffer has, except offline tasks."""
+        """All tasks that workers serve: the buffer's tasks, except offline tasks."""
         return {name: task for name, task in self.all_tasks().items() if not task.offline}
 
     @property
@@ -85,13 +85,13 @@ class RollqSettings(Settings):
         return self._environments
 
     def with_environments(self, environments: Mapping[tuple[str, str], Environment]) -> Self:
-        """These settings with the environments of their file."""
+        """These settings with their file's environments."""
         settings = self.model_copy()
         settings._environments = environments
         return settings
 
     def row_readers(self) -> dict[str, RowReader]:
-        """Task or evaluation -> the reader of the answers with which its judges compare. Raises `ConfigError` for
+        """Task or evaluation -> a reader for the answers with which its judges compare. Raises `ConfigError` for
         options that a judge does not take."""
         readers: dict[str, RowReader] = {}
         tables: dict[str, Mapping[str, JudgedPrompts]] = {"tasks": self.tasks, "evaluations": self.evaluations}
@@ -102,12 +102,12 @@ class RollqSettings(Settings):
         return readers
 
     def all_tasks(self) -> dict[str, WorkerTask]:
-        """Everything that the buffer registers: tasks by shard, and evaluations as tasks."""
+        """All tasks that the buffer registers: tasks by shard, and evaluations as tasks."""
         return {**self.train_tasks(), **{name: evaluation.as_task() for name, evaluation in self.evaluations.items()}}
 
 
 def _with_archive(data: Any) -> Any:
-    """The content of `rollq.toml`, in which all tasks and evaluations are archived if `[archive]` has a place."""
+    """The content of `rollq.toml`, with all tasks and evaluations archived if `[archive]` has a place."""
     if not isinstance(data, dict) or not isinstance(data.get("archive"), dict) or not data["archive"].get("url"):
         return data
     roots = {name: data[name] for name in ("tasks", "evaluations") if isinstance(data.get(name), dict)}
@@ -278,4 +278,4 @@ RULES = (
     _tasks_with_another_loss_exist,
     _teachers_tell_enough,
 )
-"""Rules that involve several sections; each yields one sentence per violation, and the first one is reported."""
+"""Rules that involve several sections. Each yields one sentence per violation, and the first violation is reported."""

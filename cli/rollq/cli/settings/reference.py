@@ -116,11 +116,11 @@ COMMON: Final[Mapping[str, str]] = {
     "[worker.options], engine openai": "urls served_model push_model",
     "[worker.options], engine sglang": "urls push_model",
 }
-"""Table -> its keys that most runs set or should know. Others are advanced."""
+"""Table -> its keys that most runs set or that users should know. Other keys are advanced."""
 RARE_OF_TASKS: Final = frozenset({"env_split", "env_shared"})
 """Keys of `[tasks.NAME]` that are advanced; all others are common."""
 EXPERIMENTAL: Final = {"[trainer.nccl]": "", "[trainer]": "colocated replay_experts"}
-"""Table -> its keys for features that have not run on a GPU yet; all keys of a table that lists none."""
+"""Table -> its keys for features that have not run on a GPU yet; a table that lists none means all its keys."""
 UNITS: Final = {"_s": "seconds", "_ms": "milliseconds", "_bytes": "bytes", "_tokens": "tokens", "_steps": "train steps"}
 """End of a key -> its unit."""
 WORDS: Final[Mapping[Any, str]] = {
@@ -131,7 +131,7 @@ WORDS: Final[Mapping[Any, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key of a table: its type and bounds in words, its default as TOML has it, and its meaning."""
+    """One key of a table: its type and bounds in words, its default in TOML, and its meaning."""
 
     table: str
     key: str
@@ -143,7 +143,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class SettingsTable:
-    """A table of `rollq.toml`: its subject, its keys, and why it no longer has others."""
+    """A table of `rollq.toml`: its subject, its keys, and why other keys were removed."""
 
     name: str
     about: str
@@ -152,7 +152,7 @@ class SettingsTable:
 
 
 def reference() -> list[SettingsTable]:
-    """All tables except the options of engines."""
+    """All tables except engines' options."""
     top = {name: RollqSettings.model_fields[name] for name in ("run", "seed")}
     tables = [SettingsTable("", "Before the first table.", tuple(_settings("", top)))]
     for name, model in TABLES.items():
@@ -187,7 +187,7 @@ def _removed(model: type[BaseModel]) -> Mapping[str, str]:
 
 
 def rows_of(model: type[BaseModel]) -> Iterator[Setting]:
-    """The keys of a model that has no table in the file."""
+    """The keys of a model without a table in the file."""
     return _settings("", model.model_fields)
 
 
@@ -276,7 +276,7 @@ def _bounds(metadata: Iterable[Any]) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    """The default as JSON, which TOML has as well; `required`; or `none`."""
+    """The default in JSON, which is also TOML; `required`; or `none`."""
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)

@@ -31,9 +31,9 @@ class BatchSettings(Settings):
 
 
 def share_batch(data: Any) -> Any:
-    """The content of `rollq.toml` with every task's batch size and schedule filled in from `[batch]`.
+    """The content of `rollq.toml`, with every task's batch size and schedule from `[batch]`.
 
-    Raises `ValueError` for tasks that set their own batch size, and for weights that cannot be used.
+    Raises `ValueError` for tasks that set their own batch size, and for unusable weights.
     """
     if not isinstance(data, dict) or "batch" not in data or not isinstance(data.get("tasks"), dict):
         return data

@@ -1,4 +1,4 @@
-"""The tables of tasks and evaluations in `rollq.toml`, composed of the parts that the roles define."""
+"""The tables of tasks and evaluations in `rollq.toml`, composed of the roles' parts."""
 
 import os
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ PROFILES: Final[Mapping[object, Mapping[str, Any]]] = {
         "expiry": "member", "tail_batch_trigger_size": 0, "partial_rollout": True,
     },
 }  # fmt: skip
-"""Profile -> the keys that it sets unless they are given. docs/guide/staleness.md gives the cost of each."""
+"""Profile -> the keys that it sets unless they are given. docs/guide/staleness.md gives each profile's cost."""
 OFFLINE_KEYS = frozenset(TaskRules.model_fields) | {
     "prompt_field", "answer_field", "ids_field", "metadata_fields", "chat", "template_options", "system_prompt",
     "system_prompt_field", "max_prompt_tokens", "max_tokens", "shards",
@@ -122,7 +122,7 @@ class TaskSettings(ProducerTask, WorkerTask, JudgedPrompts):
         return {"prompts": Path(os.devnull), **data}
 
     def as_shards(self, name: str) -> dict[str, Self]:
-        """This task as the buffer keeps it: the shards share its batches, and its bounds on numbers of groups."""
+        """This task in the buffer's form: its shards share its batches, and its bounds on numbers of groups."""
         parts = split_rules({rule: getattr(self, rule) for rule in SHARED}, self.shards)
         return {
             shard: self.model_copy(update=part)
@@ -143,7 +143,7 @@ class EvaluationSettings(GroupRules, JudgedPrompts):
         return data
 
     def as_task(self) -> WorkerTask:
-        """This evaluation as the buffer and the workers see it: a task whose groups are evaluated."""
+        """This evaluation in the form for the buffer and the workers: a task whose groups are evaluated."""
         fields = {name: value for name, value in self if name in WorkerTask.model_fields}
         return WorkerTask(batch_groups=1, **fields)
 

@@ -1,4 +1,4 @@
-"""The tables of a task in `rollq.toml`: the keys that every task sets, and below them a table for each other subject.
+"""A task's tables in `rollq.toml`: the keys that every task sets, and below them a table for each other subject.
 
 The file's tables become one flat table, which the roles' models check. `place_of` maps a key back to its place in the
 file, for errors. Pure.
@@ -59,7 +59,7 @@ REMOVED: Final = {
     "prompt_stats": "every prompt_order but shuffle keeps statistics; leave it out",
     "shuffle_seed": "the order follows seed, before the first table; leave it out",
 }
-"""Key that is now a constant or has another name -> the remedy."""
+"""Key that has become a constant or has another name -> the remedy."""
 
 _FIELDS: Final = {("curriculum", "low"): "curriculum_low", ("curriculum", "high"): "curriculum_high"}
 """Table and key -> the field of the models, if its name differs."""
@@ -69,17 +69,17 @@ _ROOTS: Final = ("tasks", "evaluations")
 
 
 def field_of(table: str, key: str) -> str:
-    """The field of the models that a key of a table below a task sets."""
+    """The models' field that a key sets in a table below a task."""
     return _FIELDS.get((table, key), key)
 
 
 def place_of(key: str) -> str:
-    """A field of a task as the file names it: `top_p` is `sampling.top_p`."""
+    """A task field's name in the file: `top_p` is `sampling.top_p`."""
     return ".".join(_PLACES.get(key, (key,)))
 
 
 def place_in_file(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """The place in the file of a location in the models: `tasks`, `math`, `sampling`, `top_p`."""
+    """The file's place for a location in the models: `tasks`, `math`, `sampling`, `top_p`."""
     if len(location) > 2 and location[0] in _ROOTS and location[2] in _PLACES:
         return (*location[:2], *_PLACES[str(location[2])], *location[3:])
     return location
@@ -88,7 +88,7 @@ def place_in_file(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
 def flattened(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The content of `rollq.toml` with one flat table for each task and evaluation.
 
-    Also returns one line for each of their keys that is in the wrong table or does not exist.
+    Also returns a line for each key there that is in the wrong table or does not exist.
     """
     problems: list[str] = []
     flat = dict(data)

@@ -1,1 +1,1 @@
-"""`rollq top`: shows the status of a run live, and pauses, resumes and drains by keyboard."""
+"""`rollq top`: shows a run's status live, and pauses, resumes and drains by keyboard."""

@@ -1,4 +1,4 @@
-"""The screen of `rollq top`. It draws what the feed has read, and never waits for the server."""
+"""The screen of `rollq top`, which draws the feed's last reading and never waits for the server."""
 
 import select
 import sys
@@ -143,7 +143,7 @@ class Top(App[None]):
             threading.Thread(target=self._make, args=(change,), name="change", daemon=True).start()
 
     def _make(self, change: Change) -> None:
-        """Make a change; the outcome is shown."""
+        """Make a change, and show the outcome."""
         steer = steer_tasks if change.kind == "task" else steer_workers
         try:
             with self._make_reader() as reader:

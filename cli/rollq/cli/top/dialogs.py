@@ -47,7 +47,7 @@ class Confirm(ModalScreen[bool]):
             yield Static(f"{self._change.text}\n\n{keys}", markup=False)
 
     def action_answer(self, yes: bool) -> None:
-        """Close the dialog; only a change that has an effect can be confirmed."""
+        """Close the dialog; only a change with an effect can be confirmed."""
         self.dismiss(yes and self._change.is_possible)
 
 

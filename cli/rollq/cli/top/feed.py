@@ -14,15 +14,15 @@ from rollq.monitor.status.read import RunStatus
 
 EVERY_S = 1.0
 HISTORY_ROWS = 360
-"""The rows of history that are shown: an hour."""
+"""The number of shown history rows: an hour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     """The last reading.
 
-    `run` was read at `read_s` of the feed's clock; None before the first reading. `error` says why a newer reading
-    failed; empty if it did not. `history` is the history of `task`.
+    `run` was read at `read_s` on the feed's clock; None before the first reading. `error` says why a newer reading
+    failed, or is empty. `history` is the history of `task`.
     """
 
     run: RunStatus | None = None

@@ -1,4 +1,4 @@
-"""Groups in `rollq top`: found by a query, and moved by an order once it is confirmed."""
+"""Groups in `rollq top`: found by a query, and moved by a confirmed order."""
 
 import threading
 from collections.abc import Callable
@@ -32,7 +32,7 @@ KEYS = "Enter: find    space: select    r requeue    x quarantine    d drop    T
 
 
 class Groups(ModalScreen[None]):
-    """Lists the groups of a query. An order applies to the selected groups, or else to the group at the cursor."""
+    """Lists a query's groups. An order applies to the selected groups, or else to the group at the cursor."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("escape", "app.pop_screen"),
@@ -58,12 +58,12 @@ class Groups(ModalScreen[None]):
             yield Static(KEYS, markup=False)
 
     def on_mount(self) -> None:
-        """Find the groups of the first query."""
+        """Find the first query's groups."""
         self._table.add_columns(*COLUMNS)
         self._search()
 
     def on_input_submitted(self) -> None:
-        """Find the groups of the query."""
+        """Find the query's groups."""
         self._search()
 
     def action_mark(self) -> None:
@@ -73,7 +73,7 @@ class Groups(ModalScreen[None]):
             self._table.update_cell_at(Coordinate(self._table.cursor_row, 0), Text("*" if name in self._marked else ""))
 
     def action_order(self, order: str) -> None:
-        """Ask whether to give an order to the groups that are selected."""
+        """Ask whether to give an order to the selected groups."""
         at_cursor = self._at_cursor()
         names = self._marked or ({at_cursor} if at_cursor else set())
         groups = [group for name, group in self._groups.items() if name in names]
@@ -92,7 +92,7 @@ class Groups(ModalScreen[None]):
         self.query_one("#said", Static).update(Text(text))
 
     def _start(self, do: Callable[[], None]) -> None:
-        """Run a call in a thread, since it waits for the server; an error is shown."""
+        """Run a call, which waits for the server, in a thread, and show any error."""
 
         def shown() -> None:
             try:

@@ -25,13 +25,13 @@ TASK_COLUMNS: dict[str, Callable[[TaskStatus, Sequence[TaskStatus]], str]] = {
     "kept": lambda task, _: f"{task.kept / task.outcomes:.0%}" if task.outcomes else "-",
     "state": lambda task, _: task.state,
 }
-"""The columns of the table of tasks, and the function that makes a cell from a task and all tasks."""
+"""The columns of the tasks' table, each with a function that makes a cell from a task and all tasks."""
 SPARE_TASK_COLUMNS = ("bound", "groups/s", "kept", "running", "pending")
 """The columns to leave out first on a narrow terminal."""
 CELL_PADDING = 2
 
 Rows = dict[str, list[str]]
-"""The cells of each row, by its key."""
+"""Each row's cells, by the row's key."""
 
 
 def task_rows(run: RunStatus, width: int) -> tuple[list[str], Rows]:
@@ -46,8 +46,8 @@ def task_rows(run: RunStatus, width: int) -> tuple[list[str], Rows]:
 def worker_rows(run: RunStatus, width: int, by: str, *, falling: bool) -> tuple[list[str], Rows]:
     """The titles of the columns that fit into a width, and a row for each worker.
 
-    They are sorted by the column `by` of the report, or by name for `worker`; workers without a value come last. An
-    empty `by` puts workers in trouble first.
+    Rows are sorted by the report's column `by`, or by name for `worker`; workers without a value come last. An empty
+    `by` puts workers in trouble first.
     """
     columns = worker_columns(run.workers, width)
     arrow = "▼" if falling else "▲"
@@ -73,7 +73,7 @@ def _sorted(workers: Mapping[str, Mapping[str, Any]], by: str, falling: bool) ->
 
 
 def charts(history: Sequence[HistoryRow], width: int) -> list[str]:
-    """A line for ready groups, and for groups and tokens a second, the newest on the right."""
+    """A line each for ready groups, groups per second and tokens per second, newest on the right."""
     if len(history) < 2:
         return ["no history yet: a running producer adds a row every 10 s"]
     ready = [float(row.ready) for row in history]
@@ -94,7 +94,7 @@ def per_second(history: Sequence[HistoryRow], counter: str) -> list[float]:
 
 
 def chart(title: str, values: Sequence[float], width: int) -> str:
-    """A line of bars from 0 to the largest value, with the title before it, and the last value after it."""
+    """A line of bars from 0 to the largest value, between the title and the last value."""
     last = f"{values[-1]:,.1f}" if values else "-"
     shown = values[-max(1, width - 14 - 12) :]
     top = max(shown, default=0.0)

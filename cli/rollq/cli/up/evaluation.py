@@ -36,28 +36,28 @@ from rollq.monitor.text.tables import aligned
 LOOK_S = 0.5
 _STEP = re.compile(r"step-(\d+)")
 _COUNT = re.compile(r"source/(.+)(?<!/parts)/count")
-"""The metric that every data source has once; its name may have slashes."""
+"""The metric that every data source has once; a data source's name may have slashes."""
 _PASS = re.compile(r"pass@(\d+)")
 _LEADING = ("reward", "count", "failed", "unfinished", "tokens")
 
 
 class Evaluated(NamedTuple):
-    """The metrics of a folder's weights, named as in `rollq.buffer.calls.evaluation_metrics`."""
+    """The metrics of one folder's weights, named as in `rollq.buffer.calls.evaluation_metrics`."""
 
     folder: Path
     metrics: dict[str, float]
 
     @property
     def step(self) -> int | None:
-        """The train step of a checkpoint, by the name of its folder."""
+        """A checkpoint's train step, by its folder's name."""
         found = _STEP.fullmatch(self.folder.name)
         return int(found[1]) if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """An evaluation of saved weights by `workers` workers of this machine, with its files in `folder`, which only the
-    caller may use. `url` is the server that was started for it, None if it uses the server of the settings.
+    """An evaluation of saved weights by `workers` workers on this machine, with its files in `folder`, which only the
+    caller may use. `url` is the server started for the evaluation, None if it uses the settings' server.
     """
 
     settings: RollqSettings
@@ -67,7 +67,7 @@ class Evaluation:
     url: str | None = None
 
     def run(self, weights: Sequence[Path]) -> Iterator[Evaluated]:
-        """The metrics of each folder of weights, one after another.
+        """Yield each weights folder's metrics, one after another.
 
         Raises `RoleFailed` when a role cannot be kept running, and `ConfigError` when one refuses its settings.
         """
@@ -146,7 +146,7 @@ def check_weights(folders: Sequence[Path]) -> None:
 
 
 def tables(results: Sequence[Evaluated], evaluations: Sequence[str]) -> Iterator[str]:
-    """A table for each evaluation: a row for each folder of weights. Data sources have tables too."""
+    """A table for each evaluation and data source, with a row for each folder of weights."""
     for name in evaluations:
         by_folder = [_below(f"eval/{name}/", result.metrics) for result in results]
         counts = map(_COUNT.fullmatch, chain.from_iterable(by_folder))
@@ -171,7 +171,7 @@ def _table(results: Sequence[Evaluated], by_folder: Sequence[dict[str, float]], 
 
 
 def _columns(rows: Iterable[dict[str, float]]) -> list[str]:
-    """The metrics in rows, the leading ones first."""
+    """The metrics in rows, leading metrics first."""
     found = dict.fromkeys(key for key in chain.from_iterable(rows) if not key.startswith(("source/", "reward_")))
     return sorted(found, key=lambda key: _LEADING.index(key) if key in _LEADING else len(_LEADING))
 
@@ -210,7 +210,7 @@ def plot(results: Sequence[Evaluated], evaluations: Sequence[str], path: Path) -
 
 
 def _drawn(results: Sequence[Evaluated], evaluations: Sequence[str]) -> Iterator[str]:
-    """The names of the metrics that are drawn."""
+    """The names of the metrics to draw."""
     for name in evaluations:
         names = {key.removeprefix(f"eval/{name}/") for result in results for key in result.metrics}
         yield f"eval/{name}/reward"

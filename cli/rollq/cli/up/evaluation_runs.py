@@ -1,6 +1,6 @@
-"""The runs of evaluations: each has a note in the folder of its evaluation for as long as it may exist.
+"""Evaluations' runs: each run has a note in its evaluation's folder for as long as the run may exist.
 
-With the notes, an evaluation deletes the runs that killed evaluations have left. Its caller holds a lock on the folder,
+With these notes, an evaluation deletes runs that killed evaluations left behind. Its caller holds a lock on the folder,
 so the process that wrote an older note on this machine has ended. On other machines, the lock may have no effect: runs
 from there are deleted only if no role uses them.
 """
@@ -25,20 +25,20 @@ from rollq.cli.settings.model import RollqSettings
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRuns:
-    """The runs of evaluations whose notes are in `folder`, on one server."""
+    """The evaluation runs with notes in `folder`, on one server."""
 
     folder: Path
 
     @classmethod
     def at(cls, location: RunLocation, folder: Path, *, is_beside: bool) -> "EvaluationRuns":
-        """The runs on the server at the location. `is_beside` says that the server was started for the evaluation, at
-        any port."""
+        """The runs on the location's server. With `is_beside`, the server was started for the evaluation, at any
+        port."""
         server = "beside" if is_beside else hashlib.sha256(location.buffer_url.encode()).hexdigest()[:16]
         return cls(folder / "runs" / server)
 
     @contextmanager
     def opened(self, settings: RollqSettings, location: RunLocation) -> Iterator[None]:
-        """The run, with its tasks paused, for as long as the context is open; then it is deleted."""
+        """Create the run, with its tasks paused, for as long as the context is open, and then delete it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         note = self.folder / location.run
         note.write_text(socket.gethostname(), "utf-8")
@@ -51,7 +51,7 @@ class EvaluationRuns:
                 _delete(buffer, location, note)  # its roles were stopped a moment ago
 
     def delete_left(self, location: RunLocation) -> None:
-        """Delete the runs that are left, and report it. A run that is in use stays for the next evaluation."""
+        """Delete the runs that are left, and report this. A run in use stays for the next evaluation."""
         for note in sorted(self.folder.glob("*")):
             try:
                 _delete_left(replace(location, run=note.name), note)

@@ -1,4 +1,4 @@
-"""The roles that a settings file needs, and checks before any of them starts."""
+"""The roles that a settings file needs, and checks before any role starts."""
 
 import asyncio
 import sys
@@ -14,7 +14,7 @@ ROLLQ = (sys.executable, "-m", "rollq.cli.main")
 
 
 class RoleCommand(NamedTuple):
-    """A role and the command that runs it. `finishes` says whether it ends when its work is done."""
+    """A role and its command. `finishes` says whether the role ends when its work is done."""
 
     name: str
     command: tuple[str, ...]
@@ -22,7 +22,7 @@ class RoleCommand(NamedTuple):
 
 
 def role_commands(settings: RollqSettings, file: Path, workers: int) -> Iterator[RoleCommand]:
-    """The roles in the order in which they start, and are asked to stop."""
+    """The roles, in the order for starting them and for asking them to stop."""
     if settings.trainer:
         yield RoleCommand("trainer", (*ROLLQ, "train", str(file)), finishes=True)
     if settings.produced_tasks() or settings.evaluations:

@@ -1,4 +1,4 @@
-"""Runs the roles of a settings file until its trainer has finished."""
+"""Runs a settings file's roles until the trainer has finished."""
 
 import fcntl
 import os
@@ -29,7 +29,7 @@ READ_PATIENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A running system: the settings of `file`, with logs in `logs` and `workers` workers.
+    """A running system: the settings from `file`, with logs in `logs` and `workers` workers.
 
     Readings of the buffer go to `depths`, if it is set. The roles have `grace_s` seconds to stop.
     """
@@ -52,7 +52,8 @@ class Running:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Hold the folder of logs and server inside the `with` block. Raises `ConfigError` if another `rollq up` does."""
+    """Hold the folder of logs and server inside the `with` block. Raises `ConfigError` if another `rollq up` holds
+    it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "up.lock").open("w") as file:
         try:
@@ -116,5 +117,5 @@ def grace_s(settings: RollqSettings) -> float:
 
 
 def run_folder(settings: RollqSettings, file: Path) -> Path:
-    """The folder of the server's data and of the logs: beside the trainer's output, or else the file's folder."""
+    """The folder for the server's data and the logs: beside the trainer's output, or else the file's folder."""
     return settings.trainer.output.parent if settings.trainer else file.absolute().parent

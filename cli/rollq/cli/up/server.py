@@ -23,7 +23,7 @@ def server_at(location: RunLocation, folder: Path) -> Iterator[EmbeddedServer | 
     """The embedded server, with its data in `folder`, for the duration of the `with` block; None if a server already
     answers.
 
-    Raises `ServerUnavailable` if none answers at the URL and none can be started there, and `ServerRefused`.
+    Raises `ServerRefused`, and `ServerUnavailable` if no server answers at the URL and none can be started there.
     """
     if location.queue_url != location.buffer_url:
         connect(location.queue_url, location.password).close()
@@ -49,7 +49,7 @@ def server_at(location: RunLocation, folder: Path) -> Iterator[EmbeddedServer | 
 @contextmanager
 def server_beside(location: RunLocation, folder: Path) -> Iterator[str | None]:
     """The URL of an embedded server at a free port, for the duration of the `with` block; None if a server answers at
-    the location. Other roles look at the location, so they do not find it."""
+    the location. Other roles use the location, so they do not find the embedded server."""
     if embedded_place(location.buffer_url) is None or _answers(location):
         yield None
         return
@@ -73,7 +73,7 @@ def _answers(location: RunLocation) -> bool:
 
 
 def embedded_place(url: str) -> tuple[str, int] | None:
-    """Address and port for an embedded server that clients reach at `url`; None if it cannot be one."""
+    """Address and port for an embedded server that clients reach at `url`; None if no such server is possible."""
     if len(node_urls(url)) > 1:
         return None
     parts = urlsplit(url)

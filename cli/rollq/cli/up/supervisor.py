@@ -23,16 +23,16 @@ MAX_RESTARTS = 5
 STOP_S = 2.5
 """Default seconds between SIGTERM and SIGKILL."""
 PAUSE_S = 2.0
-"""Seconds before the second restart of a role; each further restart waits twice as long."""
+"""Seconds before a role's second restart; each further restart waits twice as long."""
 HEALTHY_S = 600.0
-"""A role that has lived for this many seconds counts as healthy again: its earlier deaths are forgotten."""
+"""A role that has lived for this many seconds is healthy again, and its earlier deaths are forgotten."""
 WRONG_SETTINGS = 2
-"""Exit status of a role that a restart would not help."""
+"""Exit status of a role for which a restart is useless."""
 TAIL_LINES = 15
 
 
 class RoleFailed(RollqError):
-    """A role died too often to restart it again. The message ends with the last lines of its log."""
+    """A role died too often for another restart. The message ends with the last lines of the role's log."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class Supervisor:
 
     @property
     def group(self) -> int:
-        """The process group of the children."""
+        """The children's process group."""
         assert self._guardian is not None, "a Supervisor starts children inside its `with` block"
         return self._guardian.pid
 
@@ -112,7 +112,7 @@ class Supervisor:
         return notes
 
     def _restart(self, role: Role, status: int) -> bool:
-        """Restart a role that has died, unless it died before and its pause is not over."""
+        """Restart a dead role, unless it died before and its pause is not over."""
         end = f"the end of {self.log(role)}:\n{tail(self.log(role))}"
         if status == WRONG_SETTINGS:
             raise ConfigError(f"{role.name} refuses its settings; {end}")

@@ -46,8 +46,8 @@ class Watch:
     def until_finished(
         self, buffer: MonitorBuffer, server: EmbeddedServer | None, supervisor: Supervisor, *, live: bool
     ) -> None:
-        """Wait until the role that finishes has done so, or indefinitely without such a role. Raises `RoleFailed` if a
-        role cannot be kept running, and `ConfigError` if a role refuses its settings.
+        """Wait until the role that `finishes` has finished, or indefinitely without such a role. Raises `RoleFailed` if
+        a role cannot be kept running, and `ConfigError` if a role refuses its settings.
         """
         trainer = next((role for role in supervisor.roles if role.finishes), None)
         with self._display(live) as show:

@@ -1,4 +1,4 @@
-"""The arguments of a function, which another system writes as a table in one of its settings."""
+"""A function's arguments, which another system writes as a table in one of its settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from rollq.cli.settings.migration.values import shown
 
 @dataclass(slots=True)
 class Arguments:
-    """Arguments by name. An argument that no caller asks for becomes a comment by `rest`."""
+    """Arguments by name. `rest` turns an argument that no caller asked for into a comment."""
 
     run: Conversion
     given: Given
@@ -42,7 +42,7 @@ class Arguments:
         return number
 
     def rest(self, reason: str = "") -> None:
-        """Comments for everything that was not asked for. `reason` says why it has no equivalent."""
+        """Add comments for all arguments that no caller asked for. `reason` says why they have no equivalent."""
         unknown = f"not known to rollq's table of {self.run.system.name} {self.run.system.version}"
         for name in self.values:
             if name not in self.asked:

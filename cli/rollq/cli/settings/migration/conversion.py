@@ -1,6 +1,6 @@
-"""Converts settings of another system to a new `rollq.toml`, by the table of that system.
+"""Converts another system's settings to a new `rollq.toml`, by that system's table.
 
-Invariant: every setting that the other file gives becomes a key or a comment, and a key is set only as the table says.
+Invariant: every setting in the other file becomes a key or a comment, and only the table decides how a key is set.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,20 +18,20 @@ from rollq.cli.settings.migration.written import Path, Written
 
 NOWHERE: Final = ()
 UNREAD: Final = "replace: known only when the file runs"
-"""The comment above a key whose setting is in a table that cannot be read."""
+"""The comment above a key whose setting is in an unreadable table."""
 Read = TypeVar("Read")
 
 
 @dataclass(slots=True)
 class Given:
-    """The settings of one class, as a file gives them, and their place in the file."""
+    """One class's settings in a file, and their place in the file."""
 
     group: str
     fields: Mapping[str, Any]
     where: str
     taken: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
-    """Settings whose value is unknown, or has another type."""
+    """Settings with a value that is unknown or of another type."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.fields
@@ -47,13 +47,13 @@ class Conversion:
     elsewhere: int = 0
     without: int = 0
     to_replace: int = 0
-    """Settings with a value that is unknown, or not of its type."""
+    """The number of settings with a value that is unknown or of another type."""
     unread: list[str] = field(default_factory=list)
     """Tasks that are known only when the file runs."""
     _around: list[int] = field(default_factory=list)
 
     def take(self, given: Given, name: str) -> Any:
-        """The value of a setting, or else the other system's default, or None. An unknown value counts as absent."""
+        """A setting's value, or else the other system's default, or None. An unknown value counts as absent."""
         setting = self._setting(given, name)
         if name in given.fields and name not in given.taken:
             given.taken.add(name)
@@ -66,24 +66,24 @@ class Conversion:
         return None if setting is None else setting.known_default
 
     def whole(self, given: Given, name: str) -> int | None:
-        """The whole number of a setting. Any other value becomes a comment, and the default counts."""
+        """A setting's whole number. Any other value becomes a comment, and the default counts."""
         return self._read(given, name, whole_number, "not a whole number")
 
     def positive(self, given: Given, name: str) -> int | None:
-        """The whole number of a setting, or None if it is not above 0."""
+        """A setting's whole number, or None for a number that is not above 0."""
         value = self.whole(given, name)
         return value if value is not None and value > 0 else None
 
     def number(self, given: Given, name: str) -> float | None:
-        """The number of a setting. Any other value becomes a comment, and the default counts."""
+        """A setting's number. Any other value becomes a comment, and the default counts."""
         return self._read(given, name, a_number, "not a number")
 
     def flag(self, given: Given, name: str) -> bool | None:
-        """The boolean of a setting. Any other value becomes a comment, and the default counts."""
+        """A setting's boolean. Any other value becomes a comment, and the default counts."""
         return self._read(given, name, yes_or_no, "neither true nor false")
 
     def word(self, given: Given, name: str) -> str | None:
-        """The string of a setting. Any other value becomes a comment, and the default counts."""
+        """A setting's string. Any other value becomes a comment, and the default counts."""
         return self._read(given, name, a_text, "not a string")
 
     def _read(self, given: Given, name: str, read: Callable[[Any], Read | None], problem: str) -> Read | None:
@@ -108,7 +108,7 @@ class Conversion:
         self.written.comment(_shown(given, name), f"{problem}, so the default counts here{keys}")
 
     def put(self, given: Given, name: str, key: str, value: Any, at: Path = NOWHERE, note: str = "") -> None:
-        """Set a key to a value that a setting became; None sets nothing. `at` is the table of a task or evaluation."""
+        """Set a key to a setting's converted value; None sets nothing. `at` is the table of a task or evaluation."""
         setting = self._setting(given, name)
         assert key in (setting.keys if setting else ()), f"{given.group}.{name} has no entry for {key}"
         if REST in given.fields and name not in given.fields:
@@ -117,14 +117,14 @@ class Conversion:
             self.set(key, value, at, note, f"{given.where}{name}")
 
     def put_or_leave(self, given: Given, name: str, key: str, value: Any, reason: str) -> None:
-        """Set a key to a value that a setting became; None says why the setting has no equivalent."""
+        """Set a key to a setting's converted value; for None, record `reason`, why the setting has no equivalent."""
         if value is None:
             self.leave(given, name, reason)
         else:
             self.put(given, name, key, value)
 
     def set(self, key: str, value: Any, at: Path = NOWHERE, note: str = "", why: str = "") -> None:
-        """Set a key. `why` is the setting that asks for it, for a comment if the key cannot have the value."""
+        """Set a key. `why` is the setting behind the value, for a comment if the key cannot have the value."""
         if isinstance(value, Placeholder):
             note = _joined(note, f"replace {value.text}: environment variables without a default")
             value = value.text
@@ -147,7 +147,7 @@ class Conversion:
             self.written.comment(f"{asked} = {shown(value)}", f"none, because {because}")
 
     def copy(self, given: Given, at: Path = NOWHERE) -> None:
-        """Copy every setting that the table says to copy, and defaults that differ from rollq's."""
+        """Copy every setting marked for copying in the table, and defaults that differ from rollq's."""
         for name, setting in self.system.fields(given.group).items():
             if setting.kind != "copied" or name in given.taken:
                 continue
@@ -157,7 +157,7 @@ class Conversion:
                 self.put(given, name, key, value, at)
 
     def rest(self, given: Given) -> None:
-        """Comments for everything that was not taken."""
+        """Add comments for all settings that were not taken."""
         if id(given.fields) in self._around:
             self.written.comment(given.where.removesuffix("."), "contains itself")
             return
@@ -201,7 +201,7 @@ class Conversion:
         self.written.comment(_shown(given, name), text)
 
     def _below(self, given: Given, setting: Setting, value: Any) -> None:
-        """Comments for settings of a table that no key takes."""
+        """Add comments for a table's settings that no key takes."""
         for where, item in _tables(f"{given.where}{setting.name}", setting, value):
             if isinstance(item, Made):
                 self.rest(
@@ -215,12 +215,12 @@ class Conversion:
 
 
 def _is_readable(value: Any, setting: Setting | None) -> bool:
-    """Whether a value is known, or is a table whose settings may be."""
+    """Whether a value is known, or is a table whose settings may be known."""
     return is_known(value) or isinstance(value, Placeholder) or (setting is not None and setting.kind == "table")
 
 
 def _tables(where: str, setting: Setting, value: Any) -> list[tuple[str, Any]]:
-    """The tables in the value of a setting, each with its place."""
+    """The tables in a setting's value, each with its place."""
     if isinstance(value, list):
         return [(f"{where}[{place}]", item) for place, item in enumerate(value)]
     if setting.is_named and isinstance(value, dict):
@@ -233,12 +233,12 @@ def _joined(*notes: str) -> str:
 
 
 def _shown(given: Given, name: str) -> str:
-    """A setting as comments show it."""
+    """A setting in the form for comments."""
     return f"{given.where}{name} = {shown(given.fields[name])}"
 
 
 def located(key: str, at: Path) -> Path:
-    """The place of a key. A task's key is below the task's table."""
+    """A key's place. A task's key is below the task's table."""
     parts = tuple(key.split("."))
     return (*at, *parts[2:]) if parts[0] == "tasks" else parts
 
@@ -248,7 +248,7 @@ _NUMBERS: Final = frozenset({bool, int, float, type(None)})
 
 
 def _typed(key: str, value: Any) -> Any:
-    """A number in the type of the key: 1 is true for a boolean, and 8.0 is 8. `_UNFIT` if it needs a number."""
+    """A value in the key's type: 1 is true for a boolean, and 8.0 is 8. `_UNFIT` if the key needs a number."""
     annotation = getattr(field_at(key.replace("NAME", "x")), "annotation", None)
     if annotation is None or not isinstance(value, int | float | str):
         return value

@@ -26,7 +26,7 @@ MOST_REFUSALS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class NewSettings:
-    """The text of a new `rollq.toml`, a summary of its content, and the reason why rollq still refuses it."""
+    """A new `rollq.toml`'s text, a summary of its content, and the reason why rollq still refuses the file."""
 
     text: str
     summary: str
@@ -34,8 +34,7 @@ class NewSettings:
 
 
 def converted(path: Path) -> NewSettings:
-    """The new file for the settings in `path`. Raises `ConfigError` if they are not settings of XTuner or
-    Trinity-RFT."""
+    """The new file for the settings in `path`. Raises `ConfigError` for settings of neither XTuner nor Trinity-RFT."""
     try:
         run = _conversion(path, _read(path))
         problem = _accepted(run)
@@ -110,7 +109,7 @@ def _accepted(run: Conversion) -> str:
 
 
 def _left_out(run: Conversion, error: Any) -> str:
-    """Turn the key of an error into a comment. Returns the error, if a run needs the key, or ""."""
+    """Turn an error's key into a comment. Returns the error if a run needs the key, or ""."""
     written, place, message = run.written, place_in_file(error["loc"]), _sentence(error)
     path = next((path for path in written.values if path == tuple(map(str, place))[: len(path)]), None)
     if path is None or path[-1] in _NEEDED:

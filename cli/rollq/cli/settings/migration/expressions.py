@@ -1,6 +1,6 @@
 """Python's operators, functions and methods, for values that may be unknown. Pure.
 
-They return `NotImplemented` where the result is unknown, or could be large.
+They return `NotImplemented` for results that are unknown or could be large.
 """
 
 import ast
@@ -26,7 +26,7 @@ def as_text(value: Any) -> Any:
 
 
 def joined(separator: str, parts: list[Any]) -> Any:
-    """The joined text of several values, with the names of unset environment variables in it."""
+    """The joined text of several values, including the names of unset environment variables."""
     if not are_all(Texts, parts):
         return NotImplemented
     text = separator.join(part if isinstance(part, str) else part.text for part in parts)
@@ -73,7 +73,7 @@ def _or(left: Any, right: Any) -> Any:
 
 
 def with_keys(base: dict[Any, Any], over: dict[Any, Any]) -> dict[Any, Any]:
-    """`base | over`. If `over` could have any key, the values of `base` are unknown."""
+    """`base | over`. If `over` could have any key, the values from `base` are unknown."""
     return dict(over) if REST in over else base | over
 
 
@@ -85,7 +85,7 @@ def whole(value: Any) -> bool:
 
 
 def truth(value: Any) -> bool | None:
-    """Whether a value is true; None if that is unknown."""
+    """Whether a value is true; None if unknown."""
     if not is_known(value) or (isinstance(value, dict | list | tuple) and not whole(value)):
         return None
     return bool(value)
@@ -121,7 +121,7 @@ def _equal(left: Any, right: Any) -> Any:
 
 
 def _are_empty(left: Any, right: Any) -> Any:
-    """Whether both are empty, if one is."""
+    """Whether both values are empty, if one is."""
     if (left and right) or not (whole(left) and whole(right)):
         return NotImplemented
     return not left and not right

@@ -1,6 +1,6 @@
-"""Looks up keys of `rollq.toml` by their dotted names, with `NAME` for the name of a task.
+"""Looks up keys of `rollq.toml` by dotted name, with `NAME` for a task's name.
 
-The models that check the file have the keys and their defaults.
+The keys and their defaults come from the models that check the file.
 """
 
 import typing
@@ -20,7 +20,7 @@ MODELS: Final[Mapping[str, type[BaseModel]]] = {"tasks": TaskSettings, "evaluati
 
 
 def field_at(key: str) -> FieldInfo | None:
-    """The field of the models that a key sets, or None if there is no such key."""
+    """The models' field that a key sets, or None if there is no such key."""
     root, *rest = key.split(".")
     if root in MODELS:
         return MODELS[root].model_fields.get(_task_field(rest))
@@ -33,7 +33,7 @@ def field_at(key: str) -> FieldInfo | None:
 
 
 def _task_field(rest: list[str]) -> str:
-    """The name of the field of a task that a key sets, or "" if there is no such key."""
+    """The name of the task field that a key sets, or "" if there is no such key."""
     match rest:
         case [_, key] if key in MAIN:
             return key
@@ -43,18 +43,18 @@ def _task_field(rest: list[str]) -> str:
 
 
 def default_of(key: str) -> Any:
-    """The default of a key; None if it has none."""
+    """A key's default; None without a default."""
     field = field_at(key)
     return None if field is None or field.is_required() else field.get_default(call_default_factory=True)
 
 
 def is_only_evaluated(path: Path) -> bool:
-    """Whether a task that is trained cannot have this sampling parameter."""
+    """Whether a trained task cannot have this sampling parameter."""
     return path[0] == "tasks" and path[-1] in NOT_TRAINED
 
 
 def _model(field: FieldInfo) -> type[BaseModel] | None:
-    """The model of a table, if the field is one."""
+    """The model of a table, if the field is a table."""
     for kind in (field.annotation, *typing.get_args(field.annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind

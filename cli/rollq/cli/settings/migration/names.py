@@ -10,6 +10,6 @@ def plain_name(name: str, longest: int = 40) -> str:
 
 
 def dotted(name: str, module: str) -> str:
-    """The dotted path of a function that the user writes, in a module beside `rollq.toml`."""
+    """The dotted path of a function for the user to write, in a module beside `rollq.toml`."""
     plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "function"
     return f"{module}.{f'_{plain}' if plain[0].isdigit() else plain}"

@@ -13,7 +13,7 @@ Place = tuple[str, ...]
 
 
 def is_plain(value: Any) -> bool:
-    """Whether TOML can express this value, and it is small enough for rollq to write."""
+    """Whether TOML can express this value, and the value is small enough for rollq to write."""
     left, parts = [(value, 0)], 0
     while left:
         one, depth = left.pop()
@@ -26,7 +26,7 @@ def is_plain(value: Any) -> bool:
 
 
 def _inside(value: Any) -> Iterable[Any] | None:
-    """The parts of a value; None if TOML does not have it."""
+    """The parts of a value; None for a value that TOML does not have."""
     if isinstance(value, dict):
         return value.values() if are_all(str, value) else None
     if isinstance(value, list | tuple):
@@ -39,7 +39,7 @@ def _inside(value: Any) -> Iterable[Any] | None:
 def without_unknown(value: Any) -> tuple[Any, list[tuple[Place, Any]]]:
     """A value without the parts that TOML cannot express, and those parts with their places.
 
-    The value is None if nothing is left of it. Names of environment variables stay in their texts.
+    The value is None if no part is left. Names of environment variables stay in their texts.
     """
     if is_plain(value):
         return value, []

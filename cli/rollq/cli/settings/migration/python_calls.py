@@ -1,4 +1,4 @@
-"""Evaluates the calls in a Python file of settings: functions of the file, classes of settings, and methods."""
+"""Evaluates the calls in a Python settings file: the file's functions, settings classes, and methods."""
 
 import ast
 import copy
@@ -25,7 +25,7 @@ _GETENV: Final = ("os.environ.get", "os.getenv", "environ.get", "getenv", "os.en
 
 
 class Calls(Expressions):
-    """The results of calls. A call that is not understood makes its arguments unknown."""
+    """Computes the results of calls. An unsupported call makes its arguments unknown."""
 
     def call(self, node: ast.Call) -> Any:
         name = source(node.func)
@@ -41,7 +41,7 @@ class Calls(Expressions):
         return self.made(value) if isinstance(value, dict) else value
 
     def _disturb_objects(self, node: ast.Call, arguments: Iterable[Any]) -> None:
-        """Make unknown what a call could change: its arguments, and the owner of its method."""
+        """Make all that a call could change unknown: its arguments, and its method's owner."""
         owner = [self.value(node.func.value)] if isinstance(node.func, ast.Attribute) else []
         for part in (*arguments, *owner):
             self.state.disturb(part, source(node))
@@ -64,7 +64,7 @@ class Calls(Expressions):
         return METHODS["get"](self.environ, arguments[0], default)
 
     def _known_call(self, node: ast.Call, name: str, function: Any, arguments: list[Any], named: dict[Any, Any]) -> Any:
-        """A function of Python, a class of settings, or a method."""
+        """The result of a Python function, a settings class, or a method."""
         value = self._built_in(node, name, arguments, named)
         if value is not NotImplemented:
             return value
@@ -90,7 +90,7 @@ class Calls(Expressions):
         return NotImplemented
 
     def _of_class(self, name: str, arguments: list[Any], named: dict[Any, Any]) -> Made:
-        """The settings of a class. The defaults of a class that the file defines are unknown."""
+        """A class's settings. The defaults of a class that the file defines are unknown."""
         defaults = {REST: Unknown(f"class {name}")} if name in self.classes else {}
         places = {f"argument {place}": value for place, value in enumerate(arguments, 1)}
         return Made(name, self.state.new(defaults | places | named))
@@ -118,7 +118,7 @@ class Calls(Expressions):
         return _applied(METHODS[name], [owner, *arguments], named) if name in METHODS else NotImplemented
 
     def _changed_copy(self, owner: Made, name: str, arguments: list[Any], named: dict[Any, Any]) -> Any:
-        """A copy of settings by pydantic."""
+        """A copy of settings, as pydantic makes it."""
         if name not in ("model_copy", "copy") or arguments or named.keys() - {"update", "deep"}:
             return NotImplemented
         update = named.get("update")

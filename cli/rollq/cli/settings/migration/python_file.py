@@ -1,8 +1,8 @@
-"""Reads what a Python file of settings assigns, without running it.
+"""Reads the assignments in a Python settings file, without running the file.
 
-Only literals, names, functions of the file and a few built-in functions of Python are evaluated in the syntax tree.
-Environment variables count as unset. Everything else is `Unknown`, and so is every name and object that it could set.
-Nothing is imported or called, and the work is bounded.
+Only literals, names, the file's functions and a few built-in Python functions are evaluated in the syntax tree.
+Environment variables count as unset. All other code is `Unknown`, and so is every name and object that such code could
+set. Nothing is imported or called, and the work is bounded.
 """
 
 import ast
@@ -21,7 +21,8 @@ MOST_STATEMENTS: Final = 10_000
 
 
 def assigned(path: Path, text: str) -> Scope:
-    """Name -> value of everything that the file assigns at its top level. Raises `ConfigError` if it is not Python."""
+    """Name -> value, for all names that the file assigns at its top level. Raises `ConfigError` if the file is not
+    Python."""
     try:
         tree = ast.parse(text.removeprefix("\ufeff"))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -67,7 +68,7 @@ class _Reader(Calls):
             self.assign(target, value)
 
     def augmented(self, node: ast.AugAssign) -> None:
-        """Augmented assignment. Lists and dictionaries change in place, for all their names."""
+        """Make an augmented assignment. Lists and dictionaries change in place, for all their names."""
         owner, other = self.value(node.target), self.value(node.value)
         if isinstance(owner, list) and isinstance(node.op, ast.Add):
             self.list_method(owner, "extend", [other])
@@ -121,7 +122,7 @@ class _Reader(Calls):
         return False
 
     def _loop(self, rounds: Callable[[], None], node: ast.For | ast.While) -> None:
-        """Run the rounds of a loop. If it may have ended earlier, everything that it changes is unknown."""
+        """Run the rounds of a loop. If the loop may have ended earlier, all that it changes is unknown."""
         frame = self.frame
         frame.loops.append(False)
         self.state.begin()
@@ -133,7 +134,7 @@ class _Reader(Calls):
                 self.state.blur(changes, _head(node))
 
     def _unclear_loop(self, begin: Callable[[], None], node: ast.For | ast.While) -> None:
-        """Run a loop with an unknown number of rounds. Each round may see the changes of the others."""
+        """Run a loop with an unknown number of rounds. Each round may see other rounds' changes."""
 
         def once() -> None:
             begin()

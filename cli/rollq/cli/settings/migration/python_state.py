@@ -1,4 +1,4 @@
-"""The names and objects of a Python file of settings, with trials of branches that may or may not run. Every change is
+"""The names and objects of a Python settings file, with trials of branches that may or may not run. Every change is
 noted, so that a branch can be tried and undone. Invariant: after such branches, a name or a field has a known value
 only if the value is the same whichever branch ran.
 """
@@ -27,7 +27,7 @@ class Raised(Ended):
 
 
 class Returned(Ended):
-    """Ends a function of the file."""
+    """Ends one of the file's functions."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -42,7 +42,7 @@ class Left(Ended):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A dictionary or list, the key that changed in it, and its value at a time."""
+    """A dictionary or list, the key that changed in it, and the key's value at some time."""
 
     owner: Any
     key: Any
@@ -51,7 +51,7 @@ class Change:
 
 @dataclass(slots=True)
 class Outcome:
-    """The changes of a branch, and how it ends."""
+    """A branch's changes, and how the branch ends."""
 
     changes: dict[Slot, Change] = field(default_factory=dict)
     born: dict[int, Any] = field(default_factory=dict)
@@ -60,14 +60,14 @@ class Outcome:
 
 
 class State:
-    """Notes changes to dictionaries and lists. Fields of objects and names of scopes are in dictionaries."""
+    """Notes changes to dictionaries and lists. Dictionaries hold objects' fields and scopes' names."""
 
     def __init__(self) -> None:
         self._journals: list[dict[Slot, Change]] = [{}]
         self._born: list[dict[int, Any]] = [{}]
 
     def new(self, owner: Owner) -> Owner:
-        """A dictionary or list that was made just now."""
+        """Note that a dictionary or list is new, and return it."""
         self._born[-1][id(owner)] = owner
         return owner
 
@@ -100,7 +100,7 @@ class State:
         return [change for (owner, _), change in changes.items() if owner not in born]
 
     def tried(self, run: Callable[[], None]) -> Outcome:
-        """The changes of a branch, which is undone."""
+        """Run a branch, undo it, and return its changes."""
         outcome = Outcome()
         self.begin()
         try:
@@ -114,7 +114,7 @@ class State:
         return outcome
 
     def merge(self, outcomes: list[Outcome]) -> None:
-        """Make the changes of one of several branches: a value that differs between them is unknown."""
+        """Make the changes of one of several branches: a value that differs between branches is unknown."""
         slots = {}
         for outcome in outcomes:
             self._born[-1] |= outcome.born
@@ -129,7 +129,7 @@ class State:
             self._set(one, either(values))
 
     def blur(self, changes: Iterable[Change], text: str) -> None:
-        """Make everything unknown that may have changed any number of times. Each change has the previous value."""
+        """Make all that may have changed any number of times unknown. Each change has the previous value."""
         for before in changes:
             now = _now(before)
             if same(before.value, now):
@@ -140,7 +140,7 @@ class State:
                 self._set(before, Unknown(text))
 
     def disturb(self, value: Any, text: str) -> None:
-        """Make an object and everything reachable from it unknown, because something unknown had it."""
+        """Make an object and everything reachable from it unknown, because unknown code had access to it."""
         for part in containers(value):
             if isinstance(part, list):
                 self.rewrite(part, [Several(text)])

@@ -1,4 +1,4 @@
-"""Evaluates the expressions of a Python file of settings, without running it."""
+"""Evaluates the expressions in a Python settings file, without running the file."""
 
 import ast
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ LONGEST_LOOP: Final = 100
 
 
 class TooMuch(Exception):
-    """The file takes too much work to read."""
+    """Reading the file takes too much work."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Frame:
     declared: dict[str, Scope] = field(default_factory=dict)
     """Names that `global` and `nonlocal` give to another scope."""
     returned: list[Any] = field(default_factory=list)
-    """Values that it may have returned before its end."""
+    """Values that the call may have returned before its end."""
     loops: list[bool] = field(default_factory=list)
     """For each loop around the statement, whether it may have been left early."""
 
@@ -51,7 +51,8 @@ def source(node: ast.AST) -> str:
 
 
 class Expressions:
-    """The values of expressions. An unsupported one is `Unknown`, and so is everything that it could change."""
+    """Computes the values of expressions. An unsupported expression is `Unknown`, and so is all that it could
+    change."""
 
     def __init__(self) -> None:
         self.state = State()
@@ -121,7 +122,7 @@ class Expressions:
         return self.environ if source(node) in ("os.environ", "environ") else self.value(node)
 
     def disturbed(self, tree: ast.AST) -> None:
-        """Make everything unknown that an unsupported part of the file could set."""
+        """Make all that an unsupported part of the file could set unknown."""
         text = source(tree)
         for node in ast.walk(tree):
             self._nodes += 1
@@ -314,7 +315,7 @@ class Expressions:
                 made[before:] = [Several.of(source(first.iter), made[before:])]
 
     def items(self, value: Any) -> list[Any] | None:
-        """The items of a loop over a value, or None if that is unknown or too long."""
+        """The items of a loop over a value, or None for an unknown or too long value."""
         is_listed = isinstance(value, list | tuple | dict) and whole(value)
         return list(value) if is_listed and len(value) <= LONGEST_LOOP else None
 

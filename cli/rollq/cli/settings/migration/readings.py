@@ -1,4 +1,4 @@
-"""Converts values of another system to the type of a setting, or to None if a value does not fit. Pure."""
+"""Converts another system's values to a setting's type, or to None if a value does not fit. Pure."""
 
 import re
 from typing import Any, Final

@@ -24,7 +24,7 @@ Kind = Literal["copied", "translated", "use", "table", "none"]
 _KINDS: Final[Mapping[str, Kind]] = {"is": "copied", "by": "translated", "use": "use", "table": "table"}
 
 ABSENT: Final = object()
-"""The default of a setting for which the table has none."""
+"""The default of a setting without a default in the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Setting:
     kind: Kind
     keys: tuple[str, ...] = ()
     text: str = ""
-    """The thing to use, the name of the table, or the reason why there is no equivalent."""
+    """The replacement, the table's name, or the reason why there is no equivalent."""
     note: str = ""
     default: Any = ABSENT
     is_named: bool = False
@@ -44,13 +44,13 @@ class Setting:
 
     @property
     def known_default(self) -> Any:
-        """The default, or None if the table has none."""
+        """The default, or None without a default in the table."""
         return None if self.default is ABSENT else self.default
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """The settings of a system, by class and name, and the version from which they were read."""
+    """A system's settings, by class and name, and the version from which they were read."""
 
     name: str
     version: str
@@ -58,7 +58,7 @@ class System:
     bases: Mapping[str, str]
 
     def fields(self, group: str) -> dict[str, Setting]:
-        """The settings of a class by name, including inherited settings; none if the class is unknown."""
+        """A class's settings by name, including inherited settings; none for an unknown class."""
         inherited = self.fields(self.bases[group]) if group in self.bases else {}
         return inherited | dict(self.groups.get(group, {}))
 

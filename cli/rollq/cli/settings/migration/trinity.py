@@ -1,4 +1,4 @@
-"""Trinity-RFT's YAML as `rollq.toml`: settings of the whole run. Tasks are in `trinity_tasks.py`."""
+"""Converts Trinity-RFT's YAML to `rollq.toml`: settings of the whole run. Tasks are in `trinity_tasks.py`."""
 
 import math
 from pathlib import Path
@@ -19,12 +19,12 @@ from rollq.cli.settings.migration.values import Placeholder
 from rollq.cli.settings.migration.written import Path as Place
 
 FEWEST_TABLES: Final = 3
-"""The fewest of Trinity's tables in a Trinity file. Files of many systems have one, such as `model`."""
+"""A Trinity file has at least this many of Trinity's tables. Files of many systems have one, such as `model`."""
 OFFLINE: Final = {"sft": "sft", "cpt": "sft", "dpo": "dpo"}
 
 
 def checked(path: Path, data: dict[str, Any]) -> dict[str, Any]:
-    """The content of a file. Raises `ConfigError` if it is not a file of Trinity-RFT."""
+    """A file's content. Raises `ConfigError` for a file that is not Trinity-RFT's."""
     known = set(system("trinity").groups["Config"])
     if "actor_rollout_ref" in data and "buffer" not in data:
         raise ConfigError(
@@ -39,7 +39,7 @@ def checked(path: Path, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def convert(path: Path, data: dict[str, Any]) -> Conversion:
-    """The new file for the content of a Trinity file."""
+    """The new file for a Trinity file's content."""
     run, source = Conversion(system("trinity")), Source(data)
     _names(run, source, path)
     algorithm = convert_algorithm(run, source.algorithm)
@@ -73,7 +73,7 @@ def _names(run: Conversion, source: Source, path: Path) -> None:
 
 
 def _limits(run: Conversion, source: Source) -> Limits:
-    """Prompt and response tokens. Trinity derives a missing one from the longest sequence."""
+    """Numbers of prompt and response tokens. Trinity derives a missing number from the longest sequence."""
     names = ("max_model_len", "max_prompt_tokens", "max_response_tokens")
     whole, prompt, response = (run.whole(source.model, name) for name in names)
     if whole is not None:
@@ -122,7 +122,7 @@ def _tasksets(source: Source, algorithm: Algorithm) -> list[dict[str, Any]]:
 
 
 def _tables(value: Any) -> list[dict[str, Any]]:
-    """The tables in a list; none if it is not a list."""
+    """The tables in a list; none for any other value."""
     return [table for table in value if isinstance(table, dict)] if isinstance(value, list) else []
 
 
@@ -137,7 +137,7 @@ def _batches(run: Conversion, source: Source, places: list[Place], algorithm: Al
 
 
 def _groups(run: Conversion, buffer: Given, algorithm: Algorithm) -> tuple[int, str]:
-    """The groups of a batch, and a note on the difference from Trinity's batch."""
+    """The number of groups in a batch, and a note on the difference from Trinity's batch."""
     size, experiences = run.positive(buffer, "batch_size") or 1, run.positive(buffer, "train_batch_size")
     if experiences is None:
         groups, note = size, ""
@@ -160,7 +160,7 @@ def _groups(run: Conversion, buffer: Given, algorithm: Algorithm) -> tuple[int, 
 
 
 def _filters(run: Conversion, pipeline: Given, places: list[Place]) -> None:
-    """Operators of the experience pipeline that are filters of rollq."""
+    """Convert operators of the experience pipeline that are filters in rollq."""
     operators = pipeline.fields.get("operators")
     known = {"dapo_dynamic_sampling": "zero_advantage", "mask_response_truncated": "overlong"}
     if not isinstance(operators, list):
@@ -221,7 +221,7 @@ def _is_offline(run: Conversion, at: Place) -> bool:
 
 
 def _bound(run: Conversion, algorithm: Given) -> int | None:
-    """Steps that a sample may be behind, one less than `staleness_control` says."""
+    """How many steps a sample may be behind: one less than in `staleness_control`."""
     arguments = Arguments.of(run, algorithm, "sample_strategy_args")
     if run.word(algorithm, "sample_strategy") != "staleness_control":
         if arguments.get("expert_data_ratio") is not None:
@@ -247,7 +247,7 @@ def _duration(run: Conversion, source: Source, places: list[Place]) -> None:
 
 
 def _end(run: Conversion, places: list[Place]) -> str:
-    """A note on the end of a run whose number of steps the file does not give."""
+    """A note on the end of a run without a number of steps in the file."""
     if all(_is_offline(run, at) for at in places):
         return "replace: the samples that you import x batches.max_uses / batch_groups"
     return "training ends after the passes over the prompts"

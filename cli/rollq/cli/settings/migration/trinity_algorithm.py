@@ -11,7 +11,7 @@ from rollq.cli.settings.migration.readings import a_text
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """An algorithm of Trinity: its name, its samples of a prompt, and its functions."""
+    """One of Trinity's algorithms: its name, its samples per prompt, and its functions."""
 
     kind: str
     repeat_times: int
@@ -33,7 +33,7 @@ class Algorithm:
 
     @property
     def group_size(self) -> int:
-        """Samples of a prompt in rollq."""
+        """The number of samples per prompt in rollq."""
         is_imitated = self.kind in ("sft", "cpt", "dpo")
         return 1 if is_imitated else max(self.repeat_times, 1 if self.takes_single else 2)
 
@@ -53,7 +53,7 @@ DEFAULTS: Final[dict[str, tuple[int, str, str, str]]] = {
 KL: Final = {"k2": "k2", "k3": "k3", "low_var_kl": "k3", "corrected_k3": "k3_unbiased"}
 AGGREGATIONS: Final = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum": "constant"}
 CLIPS: Final = {"ppo": (0.2, 0.2, "token-mean"), "gspo": (3e-4, 4e-4, "seq-mean-token-mean")}
-"""Loss with a clip -> Trinity's defaults of its lower and upper range and of `loss_agg_mode`."""
+"""Loss with a clip -> Trinity's default lower range, upper range and `loss_agg_mode`."""
 PLAIN: Final = {
     "topr": ("topr", "for samples of any age, as in Trinity"),
     "importance_sampling": ("reinforce", "-ratio x advantage, without a clip"),
@@ -289,7 +289,7 @@ def _grpo(run: Conversion, given: Given, arguments: Arguments, eps: float | None
 
 
 def _baseline(run: Conversion, given: Given, name: str, advantage: str, arguments: Arguments) -> None:
-    """The baseline and scale of advantages without arguments, or GRPO's in place of those that rollq lacks."""
+    """Set the baseline and scale for advantages without arguments, or GRPO's for functions that rollq lacks."""
     if advantage in BASELINES:
         baseline, scale, note = BASELINES[advantage]
         run.put(given, name, f"{ADVANTAGES}baseline", baseline, note=note)

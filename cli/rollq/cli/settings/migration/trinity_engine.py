@@ -13,7 +13,7 @@ ENGINE_ARGS: Final = {
     "enforce_eager": False, "enable_prefix_caching": True, "enable_chunked_prefill": True,
     "gpu_memory_utilization": None, "seed": 0,
 }  # fmt: skip
-"""Setting of a rollout model and vLLM's argument -> vLLM's default. A default value is left out."""
+"""A rollout model's setting and vLLM's argument -> vLLM's default. A default value is left out."""
 _READERS: Final[dict[type, Callable[[Conversion, Given, str], Any]]] = {bool: Conversion.flag, int: Conversion.whole}
 
 
@@ -42,7 +42,7 @@ def convert_engine(run: Conversion, source: Source, limits: Limits) -> None:
 
 
 def _note(model: Any, path: str) -> str:
-    """The remedy for the path of a model that is not a folder yet."""
+    """The remedy for a model path that is not a folder yet."""
     if isinstance(model, Placeholder):
         return f"replace {path}: environment variables without a default"
     return "a folder of the model: download it from the Hub" if _is_of_hub(path) else ""
@@ -63,7 +63,7 @@ def _arguments(run: Conversion, engine: Given, limits: Limits) -> dict[str, Any]
 
 
 def _is_of_hub(path: str) -> bool:
-    """Whether a path looks like the name of a model or a data set of the Hub: `owner/name`."""
+    """Whether a path looks like a model's or data set's name on the Hub: `owner/name`."""
     return path.count("/") == 1 and not path.startswith((".", "/", "~")) and not path.endswith("/")
 
 

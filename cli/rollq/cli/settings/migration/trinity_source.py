@@ -1,4 +1,4 @@
-"""The tables of a Trinity-RFT file, each with the settings that were taken from it."""
+"""A Trinity-RFT file's tables, each with the settings taken from it."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,7 +12,7 @@ ENOUGH_STEPS: Final = 1_000_000
 
 
 class Source:
-    """The tables of a Trinity file, each with the settings that were taken from it."""
+    """A Trinity file's tables, each with the settings taken from it."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.root = Given("Config", data, "")
@@ -42,7 +42,7 @@ class Source:
         ]  # fmt: skip
 
     def _optimizer(self) -> Given:
-        """The settings of the optimizer: verl's own settings if there are any, otherwise `algorithm.optimizer`."""
+        """The optimizer's settings: verl's own settings, if any, or else `algorithm.optimizer`."""
         given = below(self.algorithm, "optimizer", "OptimizerConfig")
         self.replaced = {name: given.fields[name] for name in self.verl.optimizer if name in given.fields}
         where = given.where if given.fields else self.verl.where_of_optimizer
@@ -50,7 +50,7 @@ class Source:
 
 
 def below(owner: Given, name: str, group: str) -> Given:
-    """The settings of a table in `owner`, none if it is not a table."""
+    """The settings of a table in `owner`; none for any other value."""
     value = owner.fields.get(name)
     if isinstance(value, dict):
         owner.taken.add(name)
@@ -58,5 +58,5 @@ def below(owner: Given, name: str, group: str) -> Given:
 
 
 def text_of(value: Any, default: str = "") -> str:
-    """A string, with the names of environment variables in it."""
+    """A string, including the names of environment variables."""
     return value if isinstance(value, str) else value.text if isinstance(value, Placeholder) else default

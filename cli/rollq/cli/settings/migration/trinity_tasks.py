@@ -15,7 +15,7 @@ from rollq.cli.settings.migration.written import Path as Place
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Tokens of a whole sequence, of a prompt and of a response."""
+    """The most tokens of a whole sequence, of a prompt and of a response."""
 
     whole: int
     prompt: int
@@ -55,7 +55,7 @@ def convert_taskset(
     algorithm: Algorithm,
     limits: Limits,
 ) -> Place:
-    """Convert one table of a task or an evaluation. Returns its place."""
+    """Convert a task's or an evaluation's table. Returns the table's place."""
     setting = "taskset" if root == "tasks" else "eval_tasksets"
     at = (root, run.written.free_name(a_text(table.get("name")) or setting.removesuffix("s")))
     given = Given("TasksetConfig", table, f"{owner.where}{setting}[{at[1]}].")
@@ -185,7 +185,7 @@ def _custom_loop(run: Conversion, form: Given, workflow: str, at: Place) -> None
 
 
 def _own_or_common(run: Conversion, given: Given, name: str, common: Any) -> str | None:
-    """The text of a setting of a taskset, or else of the one for all tasksets."""
+    """The text of a taskset's setting, or else of the setting for all tasksets."""
     own = run.word(given, name)
     return a_text(common) if own is None else own
 

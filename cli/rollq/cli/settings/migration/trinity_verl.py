@@ -12,11 +12,11 @@ KEYS: Final = {
     "grad_clip": "trainer.gradient_clip",
     "max_actor_ckpt_to_keep": "trainer.keep_checkpoints",
 }
-"""Setting of verl that Trinity-RFT has itself -> rollq's key."""
+"""verl's setting that Trinity-RFT also has -> rollq's key."""
 
 
 class Verl:
-    """The settings of verl: in `trainer_config.actor_rollout_ref`, or, without it, in `trainer_config`."""
+    """verl's settings: in `trainer_config.actor_rollout_ref` or, without that table, in `trainer_config`."""
 
     def __init__(self, trainer: Given) -> None:
         self.where = f"{trainer.where}trainer_config"
@@ -35,7 +35,7 @@ class Verl:
 
 
 def convert_verl(run: Conversion, trainer: Given, verl: Verl) -> None:
-    """The settings of verl that rollq has, and a comment for each of the others."""
+    """Convert verl's settings that rollq has, and add a comment for each of the others."""
     saves = verl.model.get("enable_gradient_checkpointing", True)
     run.set("trainer.checkpoint_activations", saves if isinstance(saves, bool) else True)
     if not verl.settings:

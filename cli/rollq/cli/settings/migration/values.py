@@ -1,4 +1,4 @@
-"""Values in the settings of another system that are not known before it runs. Pure."""
+"""Values in another system's settings that are not known before that system runs. Pure."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from typing import Any, Final, Self
 REST: Final = "**"
 """The key, in a mapping, for a value that could set any other key, as in `RolloutConfig(**load())`."""
 LONGEST_NUMBER: Final = 2**1024
-"""Integers from here on are not shown: Python does not convert very long integers to text."""
+"""Integers of this size or more are not shown: Python does not convert very long integers to text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A value that only the other system could compute, as it is written."""
+    """A value that only the other system could compute, in its written form."""
 
     text: str
 
@@ -25,7 +25,7 @@ class Several(Unknown):
 
     @classmethod
     def of(cls, text: str, items: list[Any]) -> Self:
-        """In the place of `items`, which are only an example."""
+        """An unknown number of items, in place of the example `items`."""
         return cls(text, items[0] if len(items) == 1 else None)
 
 
@@ -38,14 +38,14 @@ class Placeholder:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A function or class of the file, or an object that a dotted name of a library names."""
+    """The file's function or class, or an object with a dotted name in a library."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Function(Named):
-    """A function of the file that can be followed: its syntax, the scopes around it, and its defaults by name."""
+    """The file's function that can be followed: its syntax, the scopes around it, and its defaults by name."""
 
     node: Any = field(compare=False)
     scopes: Any = field(compare=False)
@@ -54,7 +54,7 @@ class Function(Named):
 
 @dataclass(slots=True)
 class Made:
-    """An object of a settings class: the name of the class and its arguments."""
+    """An object of a settings class: the class's name and the arguments."""
 
     group: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -71,8 +71,8 @@ def are_all(kind: Any, values: Iterable[Any]) -> bool:
 
 
 def containers(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """The dictionaries, lists and tuples in a value, and the value itself if it is one, each once, after the containers
-    inside it."""
+    """The dictionaries, lists and tuples in a value, including the value itself, each once, after the containers inside
+    it."""
     seen = set() if seen is None else seen
     value = value.fields if isinstance(value, Made) else value
     if id(value) in seen or not isinstance(value, dict | list | tuple):
@@ -110,7 +110,7 @@ def _pairs(one: Any, other: Any) -> list[tuple[Any, Any]] | None:
 
 
 def shown(value: Any, longest: int = 100) -> str:
-    """A value on one line, as the comments of the new file show it."""
+    """A value on one line, in the form for the new file's comments."""
     text = " ".join("".join(sign if sign.isprintable() else " " for sign in _text(value, longest + 1)).split())
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 

@@ -14,7 +14,7 @@ from rollq.consumer.settings import TrainerSettings
 from rollq.workers.settings import WorkerSettings
 
 Path = tuple[str, ...]
-"""The place of a key: `("tasks", "math", "sampling", "top_p")`."""
+"""A key's place: `("tasks", "math", "sampling", "top_p")`."""
 
 WIDTH: Final = 110
 _FIRST: Final = (("run",), ("seed",))
@@ -32,7 +32,7 @@ class Written:
     values: dict[Path, Any] = field(default_factory=dict)
     notes: dict[Path, list[str]] = field(default_factory=dict)
     comments: dict[str, list[str]] = field(default_factory=dict)
-    """Explanation -> the settings that have no key for that reason."""
+    """Explanation -> settings that have no key for this reason."""
 
     def put(self, path: Path, value: Any, note: str = "") -> None:
         """Set a key. A second note for a key is added to the first. The options of the engine have a table."""
@@ -62,7 +62,7 @@ class Written:
         self.comment(f"{'.'.join(path)} = {toml(value)}", f"left out, because rollq refuses it: {reason}")
 
     def data(self) -> dict[str, Any]:
-        """The content of the file as a reader of TOML returns it."""
+        """The file's content, in the form that a TOML reader returns."""
         tree: dict[str, Any] = {}
         for path, value in self.values.items():
             table = tree
@@ -72,7 +72,7 @@ class Written:
         return tree
 
     def text(self, *heads: str) -> str:
-        """The file. `heads` are the comments at its top."""
+        """The file's text. `heads` holds the comments at its top."""
         lines = list(chain.from_iterable(map(_comment, heads)))
         lines += chain.from_iterable(self._lines(path, *path) for path in _FIRST if path in self.values)
         for table in sorted(set(map(_table, self.values)).difference(_FIRST), key=self._place):
@@ -96,7 +96,7 @@ class Written:
         return name
 
     def tasks(self) -> list[Path]:
-        """The places of the tasks."""
+        """The tasks' places."""
         return list(dict.fromkeys(path[:2] for path in self.values if path[0] == "tasks"))
 
     def _lines(self, path: Path, name: str) -> list[str]:
@@ -127,7 +127,7 @@ _KEYS: Final[Mapping[str, list[Path]]] = {
 
 
 def _rank(path: Path) -> int:
-    """The rank of a key in its table, in the order of `rollq settings`."""
+    """A key's rank in its table, in the order of `rollq settings`."""
     keys, key = _KEYS.get(path[0], []), path[len(_table(path)) :]
     return keys.index(key) if key in keys else len(keys)
 

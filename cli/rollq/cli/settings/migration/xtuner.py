@@ -1,4 +1,5 @@
-"""XTuner v1's RL trainer configs as `rollq.toml`: settings of the whole run. Tasks are in `xtuner_tasks.py`."""
+"""Converts XTuner v1's RL trainer configs to `rollq.toml`: settings of the whole run. Tasks are in
+`xtuner_tasks.py`."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,11 +16,11 @@ from rollq.cli.settings.migration.xtuner_tasks import convert_evaluation, conver
 
 TRAINERS: Final = ("RLColocateTrainerConfig", "RLDisaggregatedTrainerConfig")
 ENOUGH_STEPS: Final = 1_000_000
-"""Train steps of a run that ends after passes over the prompts."""
+"""Train steps for a run that ends after passes over the prompts."""
 
 
 def trainer_of(path: Path, names: Mapping[str, Any]) -> Made:
-    """The trainer's config among what a file assigns. Raises `ConfigError` if there is none."""
+    """The trainer's config among a file's assigned names. Raises `ConfigError` if there is none."""
     configs = [value for value in (names.get("trainer"), *names.values()) if isinstance(value, Made)]
     if config := next(filter(_is_of_rl, configs), None):
         return config
@@ -101,7 +102,7 @@ def _tasks(run: Conversion, trainer: Given) -> bool:
 
 
 def _groups(run: Conversion, trainer: Given) -> tuple[int, str]:
-    """Groups of a batch, and how they differ from XTuner's batch."""
+    """The number of groups in a batch, and how the batch differs from XTuner's."""
     groups = run.positive(trainer, "train_batch_size")
     if groups is None:
         return 64, "replace: prompts of a train step"
@@ -167,7 +168,7 @@ _READERS: Final[Mapping[str, Callable[[Conversion, Given, str], Any]]] = {
     "enable_chunked_prefill": Conversion.flag,
     "enable_prefix_caching": Conversion.flag,
 }
-"""How a field is read that is not a whole number."""
+"""How to read a field that is not a whole number."""
 SAME_IN_VLLM: Final = {"tensor_parallel_size": 1, "data_parallel_size": 1}
 
 
@@ -198,7 +199,7 @@ def _engine_args(run: Conversion, rollout: Given) -> dict[str, Any]:
 
 
 def _limits(run: Conversion, rollout: Given, trainer: Given) -> None:
-    """A worker's reactions to timeouts and failures."""
+    """Set a worker's reactions to timeouts and failures."""
     tokenizer = run.take(rollout, "tokenizer_path")
     if "tokenizer_path" not in trainer:
         run.put(rollout, "tokenizer_path", "worker.tokenizer", tokenizer)
@@ -234,7 +235,7 @@ def _extra_args(run: Conversion, rollout: Given) -> dict[str, Any]:
 
 
 def _text(value: Any, default: str) -> str:
-    """A path as a string, with the names of environment variables in it."""
+    """A path as a string, including the names of environment variables."""
     return value if isinstance(value, str) else value.text if isinstance(value, Placeholder) else default
 
 
@@ -278,14 +279,14 @@ def _dtype(run: Conversion, sharding: Given) -> str:
 
 
 def _longest(run: Conversion, at: tuple[str, ...]) -> int:
-    """The most tokens of a task's sample with its prompt."""
+    """The most tokens of a task's sample, including the prompt."""
     prompt = run.written.values.get((*at, "rows", "max_prompt_tokens"), 4096)
     sample = run.written.values.get((*at, "max_tokens"), 2048)
     return int(prompt) + int(sample)
 
 
 def _places(run: Conversion, trainer: Given, is_sync: bool) -> None:
-    """The places of the run's files, and its devices."""
+    """Set the locations of the run's files, and its devices."""
     output = run.take(trainer, "work_dir")
     run.put(trainer, "work_dir", "trainer.output", output if output is not None else "work_dir")
     note = "workers read weights in trainer.output, which all machines must see; or use s3"

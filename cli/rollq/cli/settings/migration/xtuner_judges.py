@@ -1,4 +1,4 @@
-"""XTuner's judgers as judges of a task or an evaluation."""
+"""Converts XTuner's judgers to judges of a task or an evaluation."""
 
 from typing import Any, Final
 
@@ -58,7 +58,7 @@ def _composed(run: Conversion, task: Given, config: Made, at: Place) -> None:
 
 
 def _branches(run: Conversion, branches: Any, at: Place) -> dict[str, Judge]:
-    """The judges of the branches that can be read. Comments list the others."""
+    """The judges of readable branches. Comments list the others."""
     judges: dict[str, Judge] = {}
     for name, branch in branches.items() if isinstance(branches, dict) else ():
         if not isinstance(branch, Made):
@@ -85,7 +85,7 @@ def _mapping(task: Given) -> dict[str, dict[str, float]]:
 
 
 def _below(value: Any, step: Any) -> Any:
-    """The field or item of a value, None if it has none."""
+    """A value's field or item, None if it has no such part."""
     value = value.fields if isinstance(value, Made) else value
     if isinstance(value, list) and step == 0:
         return next(iter(value), None)
@@ -153,7 +153,7 @@ def _geometry(run: Conversion, given: Given) -> tuple[Judge, str]:
 
 
 def _rewards_of_right(extra: Any) -> Any:
-    """The rewards without the one that `_geometry` takes over."""
+    """The rewards, without the reward that `_geometry` takes over."""
     is_read = isinstance(extra, dict)
     return {name: value for name, value in extra.items() if name != "format_score"} if is_read else extra
 
@@ -177,7 +177,7 @@ def _overlong(run: Conversion, given: Given, at: Place) -> None:
 
 
 def _custom(config: Made) -> tuple[Judge, str]:
-    """A judge that has to be written, or a server."""
+    """A judge for the user to write, or a server."""
     handler = config.fields.get("reward_handler")
     if isinstance(handler, str) and handler.startswith(("http://", "https://")):
         note = "the server gets prompt, answer, metadata and text, and answers with a reward: docs/guide/judges.md"

@@ -49,7 +49,7 @@ def _custom(run: Conversion, given: Given, name: str, path: str, note: str) -> N
 
 
 def _correction(run: Conversion, given: Given) -> None:
-    """The correction for the difference between engine and trainer."""
+    """Set the correction for the difference between engine and trainer."""
     weights = _pair(run.take(given, "rollout_is_threshold"))
     mode, level = run.word(given, "rollout_is_mode"), run.word(given, "rollout_is_level")
     kept = _pair(run.take(given, "rollout_is_mask_threshold")) or weights

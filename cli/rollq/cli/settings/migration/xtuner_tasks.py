@@ -24,7 +24,7 @@ def made(value: Any, role: str) -> Given:
 
 
 def _is_like(group: str, role: str) -> bool:
-    """Whether a class can replace another: they inherit from the same class, or their names end alike."""
+    """Whether a class can replace another: both inherit from the same class, or their names end alike."""
     bases = system("xtuner").bases
     roots = [group, role]
     for place, name in enumerate(roots):
@@ -36,7 +36,7 @@ def _is_like(group: str, role: str) -> bool:
 
 
 def convert_task(run: Conversion, spec: Made, number: int) -> tuple[Place, bool]:
-    """Convert one table `[tasks.NAME]`. Returns its place, and whether it is produced asynchronously."""
+    """Convert one table `[tasks.NAME]`. Returns the table's place, and whether the task is produced asynchronously."""
     task = made(spec, "TaskSpecConfig")
     at = ("tasks", _name(run, task, "tasks"))
     strategy = made(task.fields.get("produce_strategy_config"), SYNC)
@@ -92,7 +92,7 @@ def _group(run: Conversion, task: Given, at: Place) -> None:
 
 
 def _data_sets(run: Conversion, loader: Given) -> tuple[dict[str, Any], int]:
-    """The first data set of a loader, and how many it has."""
+    """A loader's first data set, and its number of data sets."""
     sources = run.take(loader, "dataset_config_list")
     entries = list(sources) if isinstance(sources, list | tuple) else [] if sources is None else [sources]
     first: Any = next(iter(entries), {})

@@ -1,7 +1,7 @@
-"""Reads a YAML file of settings with OmegaConf's interpolations. Nothing in it is run: tags are refused.
+"""Reads a YAML settings file with OmegaConf's interpolations, without running anything in it: tags are refused.
 
-Environment variables count as unset: `${oc.env:NAME,default}` is its default. `${oc.decode:text}` is the text
-as YAML reads it. `${a.b}` is the value at that place.
+Environment variables count as unset: `${oc.env:NAME,default}` is its default. `${oc.decode:text}` is the text read as
+YAML. `${a.b}` is the value at that place.
 """
 
 import re
@@ -23,7 +23,7 @@ _INNERMOST: Final = re.compile(r"\$\{([^${}]*)\}")
 
 
 def content(path: Path, text: str) -> dict[str, Any]:
-    """The mapping in the file, resolved. Raises `ConfigError` if it has no mapping, or uses unsupported YAML."""
+    """The file's resolved mapping. Raises `ConfigError` for a file without a mapping, or with unsupported YAML."""
     try:
         import yaml
     except ModuleNotFoundError as error:
@@ -46,7 +46,7 @@ def content(path: Path, text: str) -> dict[str, Any]:
 
 
 def _loader(yaml: Any, path: Path) -> Any:
-    """PyYAML's safe loader, with OmegaConf's numbers. It refuses duplicate keys and large files."""
+    """Return PyYAML's safe loader, with OmegaConf's numbers. The loader refuses duplicate keys and large files."""
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         """PyYAML's safe loader, with OmegaConf's numbers. Refuses duplicate keys and large files."""
@@ -87,7 +87,7 @@ def _loader(yaml: Any, path: Path) -> Any:
 
 
 class _Resolver:
-    """Replaces interpolations in the content of a file."""
+    """Replaces interpolations in a file's content."""
 
     def __init__(self, path: Path, data: dict[Any, Any]) -> None:
         self._path = path
