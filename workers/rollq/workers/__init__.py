@@ -1,7 +1,7 @@
 """Tickets to scored groups: an asyncio RQ worker with an engine, agent loops, judges, and live weights.
 
 Read in this order: `run` wires a worker together; `groups` leases groups, runs them and puts the results; `agents`
-generates each sample, `judging` scores it, `weight_follower` keeps the engine's weights current; `engines` does the
+generates samples, `judging` scores them, and `weight_follower` keeps the engine's weights current; `engines` does the
 inference, over `http` if the engine is a server. `rq` is the only part of a worker that RQ sees.
 """
 

@@ -1,7 +1,7 @@
 """Wires together one worker process: its engine, weights, leases, tickets and reports.
 
 Invariant: when a part fails for good (the run is gone, the engine died too often), all parts end, held groups are
-handed back if the server accepts them, and the error is raised.
+handed back if the server accepts them, and `run` raises the error.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ SWITCH_INTERVAL_S = 0.001
 """The longest wait, in seconds, of a thread that returns from Redis to a busy event loop. Python's default, 5 ms, slows
 every call."""
 LAST_WORDS_S = 1.0
-"""How many seconds an ending worker tries to reach the server."""
+"""For how many seconds an ending worker tries to reach the server."""
 
 
 def run_worker(
@@ -343,8 +343,8 @@ def load_engine(settings: WorkerSettings) -> Engine:
 def make_tokenizer(settings: WorkerSettings) -> Tokenizer:
     """The settings' tokenizer, otherwise the engine's model's tokenizer, otherwise the byte tokenizer.
 
-    Raises `ConfigError` if the settings name no tokenizer and the engine's model is elsewhere, or if a chat template is
-    broken.
+    Raises `ConfigError` if the settings name no tokenizer and the engine's model is on another machine, or if a chat
+    template is broken.
     """
     folder = settings.tokenizer or settings.options.get("model")
     if folder is None and settings.engine in ("openai", "sglang"):

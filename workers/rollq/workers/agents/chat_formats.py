@@ -106,7 +106,8 @@ def make_format(tool_parser: str, reasoning_parser: str = "") -> ChatFormat:
 
 
 def format_of(tokenizer: Tokenizer) -> BuiltInFormat:
-    """The format of the tokenizer's chat template. Raises `ConfigError` without a template, or for an unknown one."""
+    """The format of the tokenizer's chat template. Raises `ConfigError` if there is no template or its family is
+    unknown."""
     if tokenizer.chat_template is None:
         raise ConfigError(
             "agent_options.tool_parser 'auto' needs a chat template, and the tokenizer has none: add the model's "

@@ -88,7 +88,7 @@ class Conversation:
         return replace(self, rendered=self.rendered + text, prompt_ids=prompt_ids, segment=segment, forms=())
 
     def branched(self) -> Self:
-        """This conversation in a new segment whose prompt is the whole conversation so far."""
+        """This conversation in a new segment, with the whole conversation so far as its prompt."""
         return replace(self, prompt_ids=self.context, closed=(), segment=None)
 
     def resumed(self, messages: Sequence[Message], segments: Sequence[Segment]) -> Self:

@@ -141,7 +141,7 @@ class Environments:
 
     async def setup(self, environment: AnyEnvironment, prompt: Prompt, session: str) -> Opening:
         """See `Environment.setup`. Raises `SampleFailed` with the step's name and the environment's text `waits_for`,
-        if it has one. The error's kind is `environment` unless the environment raises `SampleFailed` itself."""
+        if any. The error's kind is `environment` unless the environment raises `SampleFailed` itself."""
         setup = environment.setup(prompt, session)
         waits_for = partial(getattr, environment, "waits_for", "")
         return await _within(self.limits.setup_s, "the environment's setup", setup, waits_for)

@@ -1,7 +1,7 @@
 """Agent loops generate samples, each from its prompt to its last token.
 
-Invariant: the existing tokens of an interrupted rollout are continued, never generated again, and keep their versions.
-A loop returns a sample that is completed, aborted, or failed with a reason. Rewards come later.
+Invariant: an interrupted rollout's tokens are continued, never generated again, and keep their versions. A loop returns
+a sample that is completed, aborted, or failed with a reason. Rewards come later.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -83,7 +83,7 @@ def records(loop: AgentLoop) -> bool:
 
 
 def sessions(loop: AgentLoop) -> int | None:
-    """How many samples the loop runs at a time; None if only the engine limits them."""
+    """The number of samples that the loop runs at a time; None if only the engine limits it."""
     return getattr(loop, "sessions", None)
 
 

@@ -60,7 +60,7 @@ class MultiTurn:
     closing: Sequence[Callable[[], Awaitable[None]]] = ()
 
     def check(self, tokenizer: Tokenizer) -> None:
-        """Raise `ConfigError` if the model's turns cannot be parsed with this tokenizer."""
+        """Raise `ConfigError` if the loop cannot parse turns with this tokenizer."""
         self.chat_format.check(tokenizer)
 
     @property

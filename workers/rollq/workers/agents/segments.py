@@ -62,7 +62,7 @@ def join(prompt_ids: Int32Array, before: Segment | None, new: Completion) -> Seg
 
 
 def first_tokens(segment: Segment, tokens: int) -> Segment:
-    """The segment cut after its first `tokens` response tokens, which are not copied."""
+    """The segment with only its first `tokens` response tokens, which are not copied."""
     response = len(segment.response_ids)
     left, versions = tokens, list[VersionSpan]()
     for epoch, version, spanned in segment.versions:
@@ -98,7 +98,7 @@ def check_covered(new: Completion, context: int) -> None:
 
 
 def join_arrays(before: Segment, new: Completion) -> NamedArrays:
-    """The arrays of `before`, each continued by the array of the same name in `new`, or by zeros if `new` has none.
+    """The arrays of `before`, each continued by its namesake in `new`, or by zeros if `new` has none.
 
     An array in `new` may also cover the tokens of `before`; its entries replace all-zero entries of `before`. Raises
     `ValueError` if the dtype or shape of an array in `new` differs from its namesake's in `before`.

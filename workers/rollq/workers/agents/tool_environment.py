@@ -134,12 +134,13 @@ class ToolOffer:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether a conversation can continue in another worker, because no server holds its state."""
+        """Whether a conversation can continue in another worker, since no server holds the conversation's state."""
         return not any(server.keeps_state for server in self.servers)
 
     @property
     def most_samples(self) -> int | None:
-        """How many samples one worker may run at a time if each sample starts processes; None for no limit."""
+        """The number of samples that one worker may run at a time if each sample starts processes; None for no
+        limit."""
         return min((server.settings.concurrent for server in self.servers if server.has_processes), default=None)
 
 

@@ -35,7 +35,7 @@ MARKS: Final = ("tool", "<|python_tag|>")
 class VllmFormat:
     """The format of vLLM's tool parser and reasoning parser with these names; "" means no parser.
 
-    The tool parser `hermes` is rollq's. `both`, `tools_alone` and `thoughts_alone` are vLLM's classes, composed as in
+    The tool parser `hermes` is rollq's. `both`, `tools_alone` and `thoughts_alone` hold vLLM's classes, composed as in
     vLLM's server. `run` calls them in a thread.
     """
 

@@ -258,7 +258,7 @@ def _check_takes_images(engine: Engine) -> None:
 
 
 def freeze_heap() -> None:
-    """Exclude all existing objects of this process from garbage collection, and collect new objects less often."""
+    """Exclude all of this process's existing objects from garbage collection, and collect new objects less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)

@@ -63,8 +63,8 @@ class BroadcastReceiver:
     async def enter(self, live: LiveModel, number: int) -> "Incoming":
         """Join the open attempt at broadcast `number`, which carries the live weights.
 
-        Raises `TooLate`, and informs the trainer, if no attempt is open or this worker has already entered it. Raises
-        `WeightsError` if the broadcast has expired or differs from the announced broadcast.
+        Raises `TooLate`, and informs the trainer, if no attempt is open or this worker has already entered the open
+        attempt. Raises `WeightsError` if the broadcast has expired or differs from the announced broadcast.
         """
         round_log = BroadcastLog(self._calls.buffer, number)
         broadcast = await self._calls(round_log.read)
@@ -116,7 +116,8 @@ class Incoming:
         )
 
     async def take(self, receiving: Awaitable[float]) -> float:
-        """Wait until the engine has taken the weights, the attempt fails, or the trainer falls silent.
+        """Wait until the engine has taken the weights, the attempt fails, or the trainer falls silent. Returns the
+        result of `receiving`, in seconds.
 
         Raises `EngineDead` in the last two cases, because the engine then hangs in an incomplete process group.
         """

@@ -26,7 +26,7 @@ class WeightsCheck:
 
 @runtime_checkable
 class SelfChecking(Protocol):
-    """The additional members of an `Engine` over several servers that checks the weights of each server."""
+    """The additional members of an `Engine` that checks the weights of each of its servers."""
 
     @property
     def check(self) -> WeightsCheck | None:

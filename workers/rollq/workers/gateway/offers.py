@@ -1,4 +1,4 @@
-"""Sessions that wait for programs elsewhere, and programs' calls that wait for a session.
+"""Matches sessions that wait for programs elsewhere with programs' calls that wait for a session.
 
 Invariant: a session is given to one call, and only while its client is connected. Tasks take turns; within a task, the
 oldest session comes first.

@@ -25,8 +25,8 @@ from rollq.workers.settings import GatewaySettings
 
 @dataclass(frozen=True, slots=True)
 class BuiltInLoop:
-    """A built-in agent loop, made with its options. If it `gives_rewards`, its samples earn rewards along the way for
-    the judge `environment`.
+    """A built-in agent loop, made with its options. If the loop `gives_rewards`, its samples earn rewards along the way
+    for the judge `environment`.
     """
 
     make: Callable[..., AgentLoop]
@@ -85,7 +85,7 @@ def is_offered(loop: AgentLoop) -> bool:
 
 
 def check_loop(loop: AgentLoop, tokenizer: Tokenizer) -> None:
-    """Raise `ConfigError` if a built-in loop cannot parse the turns of a model with this tokenizer."""
+    """Raise `ConfigError` if a built-in loop cannot parse turns with this tokenizer."""
     if isinstance(loop, MultiTurn | Harness | Outside):
         loop.check(tokenizer)
 

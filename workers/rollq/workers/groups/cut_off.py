@@ -1,6 +1,6 @@
 """When a batch is cut off, ends its groups with their finished samples, if they have enough.
 
-A group with too few keeps its finished samples, leaves its batch, and continues later. Two kinds of groups are not
+A group with too few finished samples keeps them, leaves its batch, and continues later. Two kinds of groups are not
 stopped: an evaluation's groups, which would start again as a whole, and groups whose samples have all ended.
 """
 

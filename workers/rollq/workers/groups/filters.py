@@ -2,8 +2,8 @@
 
 A filter is a function of (prompt, samples), sync or async, that returns True to keep the group. Filters see only groups
 in which all samples have ended and enough have completed. They see the judge's rewards before a length penalty.
-Invariant: a filter that raises, takes too long, or returns anything but a bool fails the group, which keeps the reason;
-it never drops or keeps a group by accident.
+Invariant: if a filter raises, takes too long, or returns anything but a bool, the group fails and keeps the reason; the
+filter never drops or keeps a group by accident.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ def completed(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def zero_advantage(prompt: Prompt, samples: Sequence[Sample]) -> bool:
-    """False when all completed samples have the same reward, which gives them no advantage.
+    """Whether the completed samples' rewards differ. Equal rewards give the samples no advantage.
 
     This is DAPO's dynamic sampling (arXiv:2503.14476, section 3.2); the producer replaces dropped groups.
     """

@@ -1,7 +1,7 @@
 """Rewards groups that are judged as a whole, when all samples have ended.
 
 Invariant: only a group that is put as finished has rewards from its group judge. Until a group is judged, the buffer
-keeps its complete samples as unfinished samples that wait for their group. The next attempt neither makes nor judges
+keeps the group's complete samples as unfinished samples that wait for it. The next attempt neither makes nor judges
 them again. If siblings are made again, samples that come back with rewards from their group judge get their earlier
 rewards back.
 """

@@ -46,7 +46,7 @@ FINISHED = (PutOutcome.COMPLETED, PutOutcome.GATHERED, PutOutcome.FILTERED)
 
 @dataclass(slots=True)
 class Totals:
-    """Counts since the worker's start. `restarted` counts results that their batch rejected and that are generated
+    """Counts since the worker's start. `restarted` counts results that their batch rejected, and that are generated
     again.
     """
 

@@ -2,7 +2,7 @@
 
 Invariant: groups are leased only while there is a place for one of their samples, the engine serves published weights,
 and a task is open. While other workers want groups too, this worker leases at most its share. A group on its last try,
-after workers died while running it, has the engine to itself.
+after workers died while running it, runs alone in the engine.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Holds a worker's leases, renews them in one call, and gives them up in time.
 
-Invariant: generation for a group continues only while its lease is known to be valid, and no longer than an attempt may
+Invariant: generation for a group continues only while the lease is known to be valid, and no longer than an attempt may
 take. The local deadline counts from before the call that set the deadline in Redis, so it is never later than Redis's,
 and a worker that is cut off stops in time. A finished result is put even after the deadline, and the buffer decides
 whether to accept it.
@@ -28,7 +28,7 @@ MAX_CHECK_S = 1.0
 
 
 class StopReason(StrEnum):
-    """Why a group was stopped."""
+    """The reason why a group was stopped."""
 
     GONE = "its lease was taken over"
     UNRENEWED = "its lease could not be renewed in time"

@@ -46,7 +46,7 @@ class Places:
         return min(capacity - self.open, capacity + -(-capacity // JUDGED_SHARE) - self.open - self.behind)
 
     def enter(self, held: HeldLease, samples: int) -> None:
-        """Expect this many samples of a new lease, or further borrowed samples of a lease."""
+        """Expect this many samples for a new lease, or this many further borrowed samples for an old one."""
         held.open += samples
         self.open += samples
 

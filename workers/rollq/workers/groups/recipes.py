@@ -58,7 +58,7 @@ class Recipe:
 
     @property
     def sessions(self) -> int | None:
-        """How many samples the agent loop runs at a time; None if only the engine limits them."""
+        """The number of samples that the agent loop runs at a time; None if only the engine limits it."""
         return sessions(self.loop)
 
     @property
@@ -107,7 +107,7 @@ def make_recipes(
     processes: JudgePool,
     gateway: Gateway | None = None,
 ) -> dict[str, Recipe]:
-    """The recipe of every task; shards of a task share one. `gateway` is the worker's.
+    """The recipe of every task; a task's shards share a recipe. `gateway` is the worker's.
 
     Raises `ConfigError` for a loop, judge, filter or pool that does not exist.
     """

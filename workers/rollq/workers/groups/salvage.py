@@ -1,8 +1,8 @@
 """Keeps tokens of unfinished samples in the buffer in case this worker is killed.
 
-Invariant: at most `REPORT_TOKENS` new tokens of a sample, or one turn of an agent, wait to be sent, and nothing is sent
-twice. Salvage is optional: if a call fails or the buffer does not keep a part, the worker logs it once, and stops
-salvaging that lease.
+Invariant: at most `REPORT_TOKENS` of a sample's new tokens, or one of an agent's turns, wait to be sent, and nothing is
+sent twice. Salvage is optional: if a call fails or the buffer does not keep a part, the worker logs the failure once,
+and stops salvaging that lease.
 """
 
 import asyncio

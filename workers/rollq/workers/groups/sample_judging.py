@@ -1,4 +1,4 @@
-"""Asks the judge for the rewards of made samples, and puts them into the samples."""
+"""Asks the judge to reward made samples, and puts the rewards into the samples."""
 
 from collections.abc import Iterable
 from dataclasses import replace

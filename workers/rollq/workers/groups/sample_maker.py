@@ -166,7 +166,7 @@ class SampleMaker:
         return self._salvage.of(held, index, previous, recorded=recipe.records)
 
     async def _handed_over(self, held: HeldLease, salvage: SampleSalvage, made: Sample) -> bool:
-        """Hand an unfinished sample to another worker. If that fails, it gets its place here back."""
+        """Hand an unfinished sample to another worker. If that fails, the sample gets back its place here."""
         places = self._places.of(held.lease.task)
         places.note_lent(held)
         if await salvage.hand_over(made):
@@ -260,7 +260,7 @@ class SampleMaker:
         )
 
     async def _run_loop(self, recipe: Recipe, held: HeldLease, index: int, rollout: Rollout) -> Sample:
-        """The agent loop's sample: a failed sample if the loop fails, an empty sample if the group was stopped."""
+        """The agent loop's sample: a failed sample if the loop fails, and an empty sample if the group was stopped."""
         started_s = monotonic()
         try:
             made = EMPTY_SAMPLE if held.finished else checked(await contained(recipe.loop.run(rollout)))
@@ -276,7 +276,8 @@ class SampleMaker:
         return made
 
     async def _keep_made(self, recipe: Recipe, held: HeldLease, salvage: SampleSalvage | None, made: Sample) -> None:
-        """Keep a finished sample in the buffer for the worker with its lease, or until its group is finished."""
+        """Keep a finished sample in the buffer, for the worker with the sample's lease or until the group is
+        finished."""
         if salvage is None:
             return
         kept = waiting(made) if made.reward is None else made

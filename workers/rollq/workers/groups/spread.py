@@ -69,15 +69,15 @@ def surplus(fleet: Fleet, share: float, open_samples: int, places: int) -> int:
 
 
 def borrowed_share(fleet: Fleet, share: float) -> float:
-    """The part of a worker's offer for another worker with this share of all work."""
+    """The fraction of a worker's offer for another worker with this share of all work."""
     return min(1.0, share * fleet.workers / (fleet.workers - 1)) if fleet.workers > 1 else 0.0
 
 
 def ratio_elsewhere(fleet: Fleet, own: EngineSpeed, own_tokens_per_s: float, open_samples: int) -> float:
-    """How many times as fast a sample would run on the other workers if all had equally many samples; 0.0 while
+    """How many times as fast a sample would run on the other workers if all workers had equally many samples; 0.0 while
     unknown.
 
-    `own_tokens_per_s` is this worker's speed as the fleet counts it, at the mean load.
+    `own_tokens_per_s` is the speed that the fleet counts for this worker, at the mean load.
     """
     others = fleet.tokens_per_s - own_tokens_per_s
     here = own.tokens_per_s(open_samples)

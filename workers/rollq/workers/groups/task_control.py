@@ -45,7 +45,7 @@ def wants_sleep(controls: Mapping[str, Control]) -> bool:
 
 
 def should_interrupt(lease: Lease, paused_s: float, mode: PauseMode, longest_s: float) -> bool:
-    """Whether to interrupt a group now, when its task has been paused for `paused_s`.
+    """Whether to interrupt a group whose task has been paused for `paused_s`.
 
     An evaluation's groups, and groups that must finish, are drained even when others are aborted.
     """

@@ -1,7 +1,7 @@
 """Auxiliary models, such as a judge, a reference or a teacher: named pools of servers.
 
 Judges ask a pool for text. As a scorer, a pool returns logprobs per token. A sample carries its response tokens'
-logprobs as the named array `<pool>_logprobs`, and with `top_k` the likeliest tokens as `<pool>_top_ids` and
+logprobs as the named array `<pool>_logprobs` and, with `top_k`, the likeliest tokens as `<pool>_top_ids` and
 `<pool>_top_logprobs`.
 """
 

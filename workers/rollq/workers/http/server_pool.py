@@ -129,9 +129,8 @@ class _RestingServer(PooledServer):
 class JsonCaller(ServerPool[_RestingServer]):
     """Posts JSON to servers, with at most `concurrent` requests to each at a time.
 
-    A server that failed is left out for a while, longer each time, and then gets one request at a time until it has
-    answered one. A request waits before its next try only when all servers are left out; after the wait it is sent
-    anyway.
+    A failed server is left out for a while, longer each time, and then gets one request at a time until it has answered
+    a request. A request waits before its next try only when all servers are left out; after the wait it is sent anyway.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Group judges: custom functions that reward all of a group's samples together.
 
-A group judge is a function of (prompt, samples), sync or async, that returns a list with an entry per sample: a reward
-as a judge returns it, a `Credit`, or None, which fails that sample. Invariant: a judge that raises, takes too long, or
-returns anything else fails the group, which keeps the reason; no sample gets a reward of 0 instead.
+A group judge is a function of (prompt, samples), sync or async, that returns a list with an entry per sample: a reward,
+as from a judge; a `Credit`; or None, which fails that sample. Invariant: if a judge raises, takes too long, or returns
+anything else, the group fails and keeps the reason; no sample gets a reward of 0 instead.
 """
 
 import inspect

@@ -59,7 +59,7 @@ def make_parts(parts: Mapping[str, Part], context: JudgeContext) -> Judge:
 
 
 def reader_of_parts(parts: Mapping[str, Part]) -> AnswerReader | None:
-    """A function that reads an answer for all parts that need one. Raises `ConfigError`."""
+    """A function that reads an answer for all parts that need it. Raises `ConfigError`."""
     readers = [answer_reader(part.judge, part.options, "options") for part in parts.values()]
     needed = [reader for reader in readers if reader is not None]
     return (lambda answer: [read(answer) for read in needed]) if needed else None
@@ -73,7 +73,7 @@ def _settings_of(name: str, judge: BuiltInJudge, options: Mapping[str, Any], set
 
 
 def _custom(path: str, function: Callable[..., Any], context: JudgeContext) -> UserFunction:
-    """A custom judge as a function of (prompt, sample), with the pools if it takes them."""
+    """A custom judge as a function of (prompt, sample), with bound pools if the judge takes pools."""
     if takes_pools(function):
         function = with_pools(function, POOLS_JUDGE, path, context.pools)
     if context.isolate:

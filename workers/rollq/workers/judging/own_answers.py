@@ -1,4 +1,4 @@
-"""Checks on the first rows, before any generation, that a judge accepts their reference answers.
+"""Before any generation, checks that a judge accepts the first rows' reference answers.
 
 A row's answer is tried as a string, in each form that judges expect, until one is accepted. A judge that raises on all
 forms would also raise on a correct sample. If a built-in judge rejects all forms, the row is unusable. Other judges may
@@ -121,14 +121,14 @@ async def _judge_form(judge: Judge, prompt: Prompt, as_sample: AsSample, form: s
 
 
 class OwnAnswers:
-    """Checks that each judge of a task accepts the reference answers of its first rows."""
+    """Checks that each of a task's judges accepts the reference answers of its first rows."""
 
     def __init__(
         self, judge: Judge, answer_text: str | None = None, *, of_text: bool = True, may_raise: bool = False
     ) -> None:
-        """`answer_text` is the form that the judge must accept, with `{answer}` in it; None means the usual forms. With
-        `may_raise`, an exception means a wrong answer, so the judge may raise on other forms. With `of_text`, samples
-        are only text, so a custom judge cannot depend on other fields."""
+        """`answer_text` is the form that the judge must accept, and contains `{answer}`; None means the usual forms.
+        With `may_raise`, an exception means a wrong answer, so the judge may raise on other forms. With `of_text`,
+        samples are only text, so a custom judge cannot depend on other fields."""
         self._judge = judge
         judges = judge.others if judge.choose else (judge,)
         self._checks = {
@@ -204,7 +204,7 @@ class _FirstAnswers:
 
 
 def described(name: str, judged: Judged) -> str:
-    """The message about an unusable row, whose judge rejects its reference answer."""
+    """The message about an unusable row, whose judge rejects the reference answer."""
     if judged.verdict.error:
         return (
             f"{judged.verdict.error}; it was given the prompt's own answer, as the text {judged.text!r:.{SHOWN}}: fix "

@@ -1,7 +1,7 @@
 """A judge for each row, chosen by a column: the table `judge` of a task. Pure.
 
 The column's value selects a judge by name, a table such as `{ judge = "math", options = {} }`, or a list of these with
-weights, whose rewards are added up.
+weights. A list's weighted rewards are added up.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

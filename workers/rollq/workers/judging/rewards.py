@@ -124,7 +124,7 @@ def _as_json(name: Any, value: Any) -> Any:
 
 
 def plain_verdict(verdict: Verdict) -> Reward:
-    """A value that a judge could have returned for a verdict without token rewards, as JSON."""
+    """For a verdict without token rewards, a value in JSON that a judge could have returned."""
     if verdict.facts or verdict.notes:
         return {**verdict.parts, **verdict.facts, **verdict.notes}
     return dict(verdict.parts) or float(verdict.reward or 0.0)

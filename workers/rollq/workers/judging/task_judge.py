@@ -25,7 +25,7 @@ class RowReader:
     by_column: JudgesByColumn | None = None
 
     def __call__(self, prompt: Prompt) -> None:
-        """Raise `ValueError` for a prompt without a judge, or with an answer that its judge cannot use."""
+        """Raise `ValueError` for a prompt without a judge, or with an answer that the judge cannot use."""
         value = self.by_column.value_of(prompt) if self.by_column else ""
         if read := self.readers[value]:
             read(prompt.answer)

@@ -42,7 +42,7 @@ def token_rewards_of(sample: Sample) -> Float32Array | None:
 
 
 def add_on_last_token(sample: Sample, reward: float) -> Sample:
-    """The sample with `reward` added to its last token's reward, if its tokens have rewards in memory."""
+    """The sample, with `reward` added to its last token's reward if token rewards are in memory."""
     rewards = token_rewards_of(sample)
     return sample if rewards is None else with_token_rewards(sample, rewards + on_last_token(sample, reward))
 

@@ -20,7 +20,7 @@ from rollq.buffer.tickets import TicketJob
 log = logging.getLogger(__name__)
 
 BLOCK_S = 1
-"""How many seconds a pop may block, and thus a stop may wait."""
+"""How many seconds a pop may block, and a stop may therefore wait."""
 
 
 class TicketSource:

@@ -161,7 +161,8 @@ class HfTokenizer:
     def chat_continued(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """The ids of a conversation without the end of the assistant's last message, which the model continues."""
+        """The ids of a conversation, without the end of the assistant's last message, so that the model continues the
+        message."""
         return self.encode(self._rendered(messages, tools, continue_final_message=True))
 
     @property

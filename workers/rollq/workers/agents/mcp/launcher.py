@@ -1,5 +1,5 @@
-"""Replaces itself with the command of an MCP server, which then dies with the worker. It runs as a program, `launcher
-PARENT COMMAND...`, and imports only the standard library.
+"""Replaces itself with an MCP server's command, so that the server dies with the worker. It runs as a program,
+`launcher PARENT COMMAND...`, and imports only the standard library.
 """
 
 import os

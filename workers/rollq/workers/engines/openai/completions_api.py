@@ -57,7 +57,7 @@ def rare_fields(sampling: Sampling, tokens: int) -> dict[str, Any]:
 
 
 def read_part(answer: Any, _: int) -> Part:
-    """The new tokens in an answer, or in an event of a streamed answer. Raises `LookupError`, `TypeError` or
+    """The new tokens in an answer or in an event of a streamed answer. Raises `LookupError`, `TypeError` or
     `ValueError` if token ids or logprobs are missing."""
     if not answer["choices"]:  # the event with the usage
         return Part([], [])

@@ -51,7 +51,7 @@ class Api(Protocol):
         """A request for at most `tokens` new tokens, without the model's name."""
 
     def read_part(self, answer: Any, have: int, /) -> Part:
-        """The new tokens in an answer, or in an event of a streamed answer, after `have` tokens.
+        """The new tokens, after `have` tokens, in an answer or in an event of a streamed answer.
 
         Raises `LookupError`, `TypeError` or `ValueError` when a value that training needs is missing.
         """

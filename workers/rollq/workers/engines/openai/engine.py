@@ -6,8 +6,8 @@ of servers differ only in their `dialect`. The settings decide how weights are l
 - with `push_model`, this engine loads them. Invariant: servers have no requests while they load weights, so every token
 is of the version that the engine served when it sent the request. In mode `keep`, requests are interrupted, and
   continue after the swap from the tokens that have arrived.
-- with `server_follows`, another program loads them. `swap` notes the version, and all tokens of a request carry the
-  version at its start.
+- with `server_follows`, another program loads them. `swap` notes the version, and all of a request's tokens carry the
+version at its start.
 - otherwise weights never change: only version 0, with which the servers were started, is accepted.
 
 A request that fails because of a server is retried, on another server or after growing pauses. After the last try, the

@@ -7,7 +7,7 @@ caller handles its failures.
 If weights are pushed, a server gets requests only with the wanted weights. Since a server may have been restarted, it
 is asked for its weights' name before the first request after a failure or idle time.
 
-A server that has loaded weights or rejoins must return the logprobs of the live weights; see `LiveWeights`.
+A server that has loaded weights or rejoins must return the live weights' logprobs; see `LiveWeights`.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Pushes weights into vLLM servers over HTTP, by development routes and `LoadExtension` in the servers' workers.
 
 Invariant: a server whose `weight_version` names some weights holds all of them, and generates. A loading server has
-another name, and a restarted server has vLLM's default.
+another name, and a restarted server has vLLM's default name.
 """
 
 from collections.abc import Mapping

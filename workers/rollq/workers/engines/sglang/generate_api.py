@@ -74,9 +74,9 @@ def sampling_params(sampling: Sampling, tokens: int) -> dict[str, Any]:
 
 
 def read_part(answer: Any, have: int) -> Part:
-    """The new tokens in an answer, or in an event of a streamed answer, after `have` tokens.
+    """The new tokens, after `have` tokens, in an answer or in an event of a streamed answer.
 
-    Raises `LookupError`, `TypeError` or `ValueError` when it lacks token ids or logprobs.
+    Raises `LookupError`, `TypeError` or `ValueError` if token ids or logprobs are missing.
     """
     ids, info = answer["output_ids"], answer["meta_info"]
     logprobs = info.get("output_token_sampling_logprobs")
@@ -91,7 +91,7 @@ def read_part(answer: Any, have: int) -> Part:
 
 
 def status_of(event: Any) -> int | None:
-    """The HTTP status of an error that a streamed event reports as its finish reason."""
+    """The HTTP status of an error that a streamed event reports as its finish reason; None if there is no error."""
     try:
         status = event["meta_info"]["finish_reason"]["status_code"]
     except (LookupError, TypeError):

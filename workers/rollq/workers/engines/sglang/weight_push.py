@@ -30,8 +30,8 @@ async def check(http: aiohttp.ClientSession, url: str, weights: Weights) -> None
 async def load(http: aiohttp.ClientSession, url: str, weights: Weights) -> bool:
     """Make an idle server serve `weights`. Returns False if it already served them.
 
-    Raises `TransientError`, including when the server cannot load them, or `ValueError`; the server then stays paused,
-    under a different name.
+    Raises `TransientError`, including when the server cannot load the weights, or `ValueError`. The server then stays
+    paused, under a different name.
     """
     info = await exchange(http, "GET", f"{root_of(url)}/model_info", None)
     if isinstance(info, dict) and info.get("weight_version") == weights.name:

@@ -269,7 +269,7 @@ def select(state: _State, rows: torch.Tensor) -> _State:
 
 
 def merge(old: _State, new: _State) -> _State:
-    """Rows of `old`, then rows of `new`, padded on the left to the longer of the two."""
+    """The rows of `old`, then of `new`, padded on the left to the longer length."""
     width = max(old.mask.shape[1], new.mask.shape[1])
 
     def widen(tensor: torch.Tensor) -> torch.Tensor:

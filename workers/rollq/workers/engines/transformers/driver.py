@@ -65,14 +65,14 @@ class DecodeDriver:
         self._task = asyncio.create_task(self._run(), name="rollq-engine")
 
     async def decode(self, job: Job) -> Completion:
-        """The completion of a job, which joins the running batch after its current step."""
+        """Let a job join the running batch after the current step, and return its completion."""
         job.done = asyncio.get_running_loop().create_future()
         self._waiting.append(job)
         self._work.set()
         try:
             return await job.done
         finally:
-            self._work.set()  # a cancelled job leaves at once, even when there is nothing else to do
+            self._work.set()  # a cancelled job leaves immediately, even when there is nothing else to do
 
     def wake(self) -> None:
         """Look for work again after the gate has opened."""

@@ -35,7 +35,7 @@ class ExpertRecorder:
         self._last[layer] = output[-1]
 
     def take(self, rows: int) -> ExpertArray:
-        """The experts of the last forward pass over `rows` rows, [rows, columns, layers, top_k]."""
+        """The experts [rows, columns, layers, top_k] of the last forward pass over `rows` rows."""
         tokens, top_k = next(iter(self._last.values())).shape
         chosen = torch.full((self._layers, tokens, top_k), -1, device=next(iter(self._last.values())).device)
         for layer, indices in self._last.items():

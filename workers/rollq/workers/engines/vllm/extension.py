@@ -37,7 +37,7 @@ class LoadExtension:
         return str(self.model_config.quantization or self.model_config.dtype).removeprefix("torch.")
 
     def rollq_max_sequences(self) -> int:
-        """How many sequences the server runs concurrently."""
+        """The number of sequences that the server runs concurrently."""
         return int(self.scheduler_config.max_num_seqs)
 
     def rollq_check(self, folder: str) -> None:
@@ -93,7 +93,8 @@ class LoadExtension:
         self.rollq_load(folder, copies)
 
     def rollq_receive(self, init_info: dict[str, Any], update_info: dict[str, Any]) -> None:
-        """Join the trainer in a new process group, and load the weights that it sends with vLLM's weight transfer."""
+        """Join the trainer in a new process group, and load the weights that the trainer sends by vLLM's weight
+        transfer."""
         self.init_weight_transfer_engine(init_info)
         try:
             if getattr(getattr(self.weight_transfer_engine, "model_update_group", None), "disabled", False):

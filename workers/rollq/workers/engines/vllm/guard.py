@@ -38,7 +38,7 @@ class ProcessGuard:
 
     @contextmanager
     def marking(self, **environment: str) -> Iterator[None]:
-        """Mark the processes that start within the block, in any thread, and all processes that these start later.
+        """Mark the processes that start within the block, in any thread, and all processes that they start later.
 
         `environment` has variables for these processes only. Variables that are already set keep their values.
         """

@@ -117,7 +117,7 @@ class VllmProcess:
 
     @property
     def max_adapters(self) -> int:
-        """How many LoRA adapters vLLM has room for; 0 without LoRA."""
+        """The number of LoRA adapters that vLLM has room for; 0 without LoRA."""
         lora = self.llm.vllm_config.lora_config
         return 0 if lora is None else int(lora.max_loras)
 

@@ -32,7 +32,7 @@ CACHED_BLOCKS = 2
 """The length of the prompt that detects a stale cache, in vLLM's cache blocks. Only whole blocks are reused."""
 
 COMPARED = 10
-"""How many likely next tokens are compared."""
+"""The number of likely next tokens to compare."""
 
 
 class Served(NamedTuple):

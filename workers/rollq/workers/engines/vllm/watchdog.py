@@ -27,7 +27,7 @@ START_S = 1.0
 START_LOOK_S = 0.001
 """Pause between two checks of a process that starts a program."""
 MEMORY_BYTES, ENV_START = 23 - 3, 50 - 3
-"""Positions of `vsize` and of `env_start`, which `env_end` follows, in /proc/PID/stat, counted from the state; see
+"""The positions of `vsize` and `env_start` (followed by `env_end`) in /proc/PID/stat, counted from the state; see
 proc_pid_stat(5). The last two are 0 while a program starts."""
 
 
@@ -65,7 +65,7 @@ def end_marked(mark: str, memory: Iterable[str] = ()) -> set[int]:
 
 
 def marked(mark: str) -> set[int]:
-    """The living processes with the mark, other than this one."""
+    """The living processes with the mark, except this process."""
     pids = {int(name) for name in os.listdir("/proc") if name.isdigit()} if os.path.isdir("/proc") else set()
     return {pid for pid in pids - {os.getpid()} if has_mark(pid, mark)}
 

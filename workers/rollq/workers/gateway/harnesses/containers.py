@@ -121,7 +121,7 @@ class Container:
         call(self.program, "start", self.name)
 
     def remove(self) -> None:
-        """Remove the container, if there is one."""
+        """Remove the container, if it exists."""
         with suppress(ContainerError):
             call(self.program, "rm", "--force", self.name)
 
@@ -176,7 +176,7 @@ def call(program: str, *arguments: str, timeout_s: float = CALL_S) -> str:
 
 
 def find_program() -> str:
-    """The first program that answers. Raises `ContainerError` without one."""
+    """The first of podman and docker that answers. Raises `ContainerError` if neither answers."""
     reasons = []
     for name in PROGRAMS:
         if (path := shutil.which(name)) is None:

@@ -59,9 +59,9 @@ _SYSTEM: Final = frozenset({
 @dataclass(frozen=True, slots=True)
 class Enclosure:
     """One session's limits. `root` is its folder, in the folder of all sessions. The command may write to `root` and to
-    the `writable` folders. `hidden` files and folders appear empty. `places` are pairs of a folder below `root` and a
-    second path for it, such as `/app`. At most `most_processes` processes and threads run at the same time. /tmp and
-    shared memory hold at most `most_bytes` each."""
+    the `writable` folders. `hidden` files and folders appear empty. `places` holds pairs of a folder below `root` and a
+    second path for that folder, such as `/app`. At most `most_processes` processes and threads run at the same time.
+    /tmp and shared memory hold at most `most_bytes` each."""
 
     root: str
     writable: tuple[str, ...] = ()

@@ -131,7 +131,7 @@ class Harness:
         return self.settings.concurrent
 
     def check(self, tokenizer: Tokenizer) -> None:
-        """Raise `ConfigError` if the model's turns cannot be parsed with this tokenizer."""
+        """Raise `ConfigError` if the loop cannot parse turns with this tokenizer."""
         self.chat_format.check(tokenizer)
 
     async def run(self, rollout: Rollout) -> Sample:
@@ -146,7 +146,7 @@ class Harness:
 
     async def _make_folder(self, rollout: Rollout) -> tuple[HarnessFolder, Container | None]:
         """A new folder and, for a row with an image, its container. Both are removed even if this call is cancelled,
-        because its thread still makes them.
+        because the call's thread still makes them.
 
         Raises `SampleFailed` if the row names no workspace, or its container does not start.
         """

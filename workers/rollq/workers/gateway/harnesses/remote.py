@@ -58,7 +58,7 @@ class Outside:
         """Release the resources that all samples share."""
 
     def check(self, tokenizer: Tokenizer) -> None:
-        """Raise `ConfigError` if the model's turns cannot be parsed with this tokenizer."""
+        """Raise `ConfigError` if the loop cannot parse turns with this tokenizer."""
         self.chat_format.check(tokenizer)
 
     async def run(self, rollout: Rollout) -> Sample:

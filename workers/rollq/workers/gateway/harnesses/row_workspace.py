@@ -8,7 +8,7 @@ from rollq.buffer.values.failures import FailureKind, SampleFailed
 
 
 def row_workspace(folders: Path, field: str, metadata: Mapping[str, Any]) -> Path:
-    """The folder below `folders` whose path is in the `field` of a row's metadata. Raises `SampleFailed`."""
+    """The folder below `folders` that the `field` of a row's metadata names. Raises `SampleFailed`."""
     name = metadata.get(field)
     if not isinstance(name, str) or not name or "\0" in name:
         raise SampleFailed(

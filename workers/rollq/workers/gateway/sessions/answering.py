@@ -150,7 +150,7 @@ class Answering:
         return RecordedCall(number, located.digest, placement.delta, completion, int(time.time()))
 
     async def _ended(self, request: Request) -> tuple[Segment, FinishReason]:
-        """The answer to a request, continued after each interruption, unless the group is being stopped."""
+        """Answer a request, and continue after each interruption unless the group is being stopped."""
         rollout, sampling = self.rollout, request.sampling
         segment: Segment | None = None
         while True:

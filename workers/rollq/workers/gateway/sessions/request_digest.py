@@ -34,7 +34,7 @@ def digest_of(*parts: bytes) -> bytes:
 
 
 def after_message(history: bytes, message: Message) -> bytes:
-    """The digest of a history after one more message, other than a recorded answer."""
+    """The digest of a history after one more message, which is not a recorded answer."""
     calls = [_call_key(call) for call in message.get("tool_calls") or ()]
     fields = [message["role"], message.get("content") or "", message.get("reasoning_content") or "", calls]
     return digest_of(history, b"message", orjson.dumps(fields))

@@ -1,4 +1,4 @@
-"""One session: the calls of one harness for one sample, from the first request to the reward.
+"""One session: one harness's calls for one sample, from the first request to the reward.
 
 Invariant: if a client loses an answer and repeats its request, it gets that answer without new sampling.
 """
@@ -33,7 +33,7 @@ class Session:
     ) -> None:
         """`chosen` decides which calls are trained; by default, all are. Raises `CorruptFrame`, as `Answering` does.
 
-        `refused_outcomes` counts rewards and failures from callers without the right to set them.
+        `refused_outcomes` counts rewards and failures from callers that may not set them.
         """
         self.closed = asyncio.Event()
         self.outcome = Outcome()
