@@ -1,2 +1,2 @@
-"""Traces of groups for OpenTelemetry: their spans, and how these reach a collector. Tracing is off unless the user asks
-for it."""
+"""Traces groups for OpenTelemetry: makes spans and sends them to a collector. Tracing is off unless the user asks for
+it."""

@@ -1,6 +1,6 @@
 """Sends spans to a collector with OpenTelemetry's processor and exporter, and counts lost spans. Only this module
-imports OpenTelemetry. Invariant: no caller that emits a span ever waits. Spans wait in a bounded queue, and a thread
-sends them. Spans that find the queue full, or that the collector does not take, are counted and logged.
+imports OpenTelemetry. Invariant: emitting a span never makes the caller wait. A thread sends spans from a bounded
+queue. Spans that find the queue full, or that the collector does not take, are counted and logged.
 """
 
 import logging
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 QUEUE = "OTEL_BSP_MAX_QUEUE_SIZE"
 MOST_SPANS = 16_384
-"""The most spans that wait, about 16 MiB, unless `OTEL_BSP_MAX_QUEUE_SIZE` says otherwise."""
+"""The most queued spans, about 16 MiB, unless `OTEL_BSP_MAX_QUEUE_SIZE` overrides it."""
 EXIT_S = 1.0
 """How long a role that ends waits for its last spans, in seconds."""
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
@@ -34,10 +34,10 @@ _heard = threading.local()
 
 
 class Exporting:
-    """Sends spans of one role to the collector that the environment names, or to `exporter`."""
+    """Sends one role's spans to the collector that the environment names, or to `exporter`."""
 
     def __init__(self, role: str, run: str, exporter: SpanExporter | None = None) -> None:
-        """Raises various errors of the SDK for values of `OTEL_...` that it does not accept."""
+        """Raises various SDK errors for `OTEL_...` values that the SDK does not accept."""
         with _hearing() as said:
             self._resource = _resource(role, run)
             self._sampler = TracerProvider(resource=self._resource, shutdown_on_exit=False).sampler
@@ -48,11 +48,11 @@ class Exporting:
             log.warning("traces: %s", line)
 
     def samples(self, trace_id: int) -> bool:
-        """Whether the spans of a trace are wanted: `OTEL_TRACES_SAMPLER` decides, for all roles alike."""
+        """Whether a trace's spans are wanted: `OTEL_TRACES_SAMPLER` decides, for all roles alike."""
         return self._sampler.should_sample(None, trace_id, "group").decision is Decision.RECORD_AND_SAMPLE
 
     def emit(self, spans: Sequence[Span]) -> None:
-        """Send spans soon, as far as the queue has room for them."""
+        """Send spans soon, as far as the queue has room."""
         delivery = self._delivery
         for span in spans:
             if delivery.waiting >= self._most:
@@ -87,8 +87,8 @@ class Exporting:
 
 
 class Delivery(SpanExporter):
-    """An exporter that counts: `queued` spans were put into the queue, and `refused` were not; `taken` have left it,
-    and `sent` have reached the collector."""
+    """An exporter that counts spans: `queued` entered the queue, `refused` did not, `taken` have left the queue, and
+    `sent` have reached the collector."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self.queued = self.refused = self.taken = self.sent = 0
@@ -119,14 +119,14 @@ class Delivery(SpanExporter):
         return result
 
     def lose(self, spans: int, reason: str) -> None:
-        """Log once a minute how many spans are lost. May be called from any thread."""
+        """Log once a minute how many spans are lost. Any thread may call this."""
         with self._losing:
             lost = 0 if self._ended else self._lines.count(spans)
         if lost:
             log.warning("traces: %d spans are lost, on the way to %s: %s", lost, self._where, reason)
 
     def end(self) -> None:
-        """Log how many spans have not been sent yet; later ones are not logged."""
+        """Log how many spans have not been sent yet; later losses are not logged."""
         self._ended = True
         if unsent := self.queued + self.refused - self.sent:
             log.warning("traces: %d spans were not sent, and %d were", unsent, self.sent)
@@ -138,8 +138,8 @@ class Delivery(SpanExporter):
 
 
 class _Hearing(logging.Filter):
-    """Keeps the SDK's messages out of the log while rollq uses it: they may contain the endpoint's password or
-    headers."""
+    """Keeps the SDK's messages, which may contain the endpoint's password or headers, out of the log while rollq uses
+    the SDK."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         said: list[str] | None = getattr(_heard, "said", None)
@@ -155,7 +155,7 @@ _HEARING = _Hearing()
 
 @contextmanager
 def _hearing() -> Iterator[list[str]]:
-    """The warnings of the SDK's loggers in this thread, without secrets. Other threads log as before."""
+    """Collect the SDK loggers' warnings in this thread, without secrets. Other threads log as before."""
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if isinstance(logger, logging.Logger) and name.startswith(("opentelemetry", "urllib3", "requests")):
             logger.addFilter(_HEARING)

@@ -12,20 +12,20 @@ log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """The destination of spans. Its calls return at once."""
+    """A destination for spans. Its calls return at once."""
 
     def samples(self, trace_id: int) -> bool:
-        """Whether the spans of a trace are wanted."""
+        """Whether a trace's spans are wanted."""
 
     def emit(self, spans: Sequence[Span]) -> None:
         """Send spans soon."""
 
     def close(self) -> None:
-        """Send the remaining spans, for a short time at most."""
+        """Send the remaining spans, for at most a short time."""
 
 
 class Tracer:
-    """Traces of the groups of one run."""
+    """Traces one run's groups."""
 
     def __init__(self, sink: Sink, run: str, incarnation: str) -> None:
         self._sink = sink
@@ -35,13 +35,13 @@ class Tracer:
         self.close = sink.close
 
     def trace_of(self, task: str, group_id: int) -> GroupTrace | None:
-        """The trace of a group; None for a group that the sampler leaves out."""
+        """A group's trace; None if the sampler leaves the group out."""
         trace = trace_of(self._run, self._incarnation, task, group_id)
         return trace if self._sink.samples(trace.trace_id) else None
 
 
 def start_tracer(role: str, run: str, incarnation: Callable[[], str]) -> Tracer | None:
-    """The tracer of a role; None unless a collector is named. One warning says why it cannot start."""
+    """Start a role's tracer; returns None unless a collector is named. One warning says why a tracer cannot start."""
     variable, url = endpoint_of(os.environ)
     if not variable:
         return None

@@ -16,7 +16,7 @@ def endpoint_of(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def other_protocol(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The variable that asks for a protocol that rollq does not have, and its value; empty texts if none does."""
+    """The variable that asks for a protocol that rollq lacks, and its value; empty texts if there is none."""
     name, protocol = _first(environ, PROTOCOLS)
     return ("", "") if protocol in ("", PROTOCOL) else (name, protocol)
 
@@ -31,7 +31,7 @@ def shown_endpoint(url: str) -> str:
 
 
 def redacted(text: str, environ: Mapping[str, str]) -> str:
-    """A text of the SDK, without the secret parts of the endpoint and the headers."""
+    """A text from the SDK, without the secret parts of the endpoint and the headers."""
     for secret in sorted(set(_secrets(environ)), key=len, reverse=True):
         text = text.replace(secret, "***")
     return text
@@ -51,7 +51,7 @@ def _secrets(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _forms(text: str, *separators: str) -> Iterator[str]:
-    """A secret, its parts and its words, plain and decoded, except those that are too short to be secret."""
+    """A secret, its parts and its words, plain and decoded, except texts too short to be secret."""
     forms = [text]
     for separator in separators:
         forms += [part for form in forms for part in form.split(separator)]

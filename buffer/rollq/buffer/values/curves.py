@@ -1,6 +1,6 @@
-"""The table of curves: the numbers of a train step that are kept and drawn by step, and their names. Pure.
+"""The table of curves: a train step's numbers that are kept and drawn by step, and their names. Pure.
 
-Metrics on disk, trackers, Prometheus, the dashboard and the terminal all take their names from here.
+Metrics on disk, trackers, Prometheus, the dashboard and the terminal all take these numbers' names from here.
 """
 
 import math
@@ -10,20 +10,20 @@ from typing import Any, Final, Literal
 
 ChartGroup = Literal["learning", "lengths", "optimisation", "freshness", "speed"]
 MOST_NUMBERS: Final = 96
-"""The most numbers that are kept of a step. If more have a task in their names, only the first are kept."""
+"""The most numbers kept per step. If more have a task in their names, only the first are kept."""
 MOST_ROW_BYTES: Final = 4096
-"""All names and numbers of a step take at most this much in the store."""
+"""The most bytes that a step's names and numbers take in the store."""
 MOST_STEP: Final = 10**15 - 1
 _NUMBER_BYTES: Final = 20
-"""A number in a row takes at most this much, with quotes and commas."""
+"""The most bytes that a number in a row takes, with quotes and commas."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """One line of a chart.
 
-    `name` has the keys of a line of `metrics.jsonl`, joined by `/`, as in trackers; a key `*` means any key, such as a
-    task. `trl` and `verl` are the names of the same, or nearly the same, number there.
+    `name` has the keys in a line of `metrics.jsonl`, joined by `/`, as in trackers; a key `*` means any key, such as a
+    task. `trl` and `verl` are the names that TRL and verl give the same, or nearly the same, number.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Line:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of the number in a line of metrics."""
+        """The number's keys in a metrics line."""
         return tuple(self.name.split("/"))
 
 
@@ -130,7 +130,7 @@ LINES: Final = tuple(line for chart in CHARTS for line in chart.lines)
 
 
 def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a line of metrics that have curves, by name; within the bounds of a row."""
+    """The finite numbers in a metrics line that have curves, by name, within a row's limits."""
     found: dict[str, float] = {}
     taken = 0
     for name, value in _numbers(line):
@@ -141,20 +141,20 @@ def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def step_of(line: Mapping[str, Any]) -> int | None:
-    """The train step of a line of metrics; None without one."""
+    """The train step of a metrics line; None without one."""
     step = line.get("step")
     return step if type(step) is int and 0 <= step <= MOST_STEP else None
 
 
 def as_number(value: Any) -> float | None:
-    """A finite number with six significant digits; None for anything else."""
+    """Round a finite number to six significant digits; returns None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300 or not math.isfinite(value):
         return None
     return float(f"{value:.6g}")
 
 
 def labels_of(name: str, line: Line) -> tuple[str, ...] | None:
-    """The parts of a name in place of each `*` of a line; None if the name does not match the line."""
+    """The parts of a name in place of each `*` in a line; None if the name does not match the line."""
     keys = name.split("/", len(line.keys) - 1)
     if len(keys) != len(line.keys) or any(key not in ("*", mine) for key, mine in zip(line.keys, keys, strict=True)):
         return None
@@ -162,7 +162,7 @@ def labels_of(name: str, line: Line) -> tuple[str, ...] | None:
 
 
 def lines_of(chart: Chart, names: Collection[str]) -> list[str]:
-    """The names that a chart has, in its order."""
+    """The names that a chart shows, in the chart's order."""
     return [name for line in chart.lines for name in names if labels_of(name, line) is not None]
 
 

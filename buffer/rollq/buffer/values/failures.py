@@ -1,4 +1,4 @@
-"""The kinds of failures of a sample. They are counted, and never become a reward of 0."""
+"""The kinds of sample failures. Failures are counted, and never become a reward of 0."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ from rollq.buffer.errors import RollqError
 
 
 class FailureKind(StrEnum):
-    """The part at which a sample failed. Metrics, queries and the archive use the values."""
+    """The part at which a sample failed. Metrics, queries and the archive use these values."""
 
     PROMPT = "prompt"  # the prompt is malformed or too long
     PROVIDER = "provider"  # the engine, or its servers

@@ -1,7 +1,7 @@
-"""The history of a task: a row of depths and counters every 10 seconds, of the last day. Plain values.
+"""A task's history: a row of depths and counters every 10 seconds, for the last day. Plain values.
 
-Rows are written by `reap`, which every producer calls about once a second. The history is a view of this store, not a
-part of the run: a snapshot leaves it out, and a restored run begins a new one.
+`reap`, which every producer calls about once a second, writes the rows. The history is a view of this store, not a part
+of the run: snapshots leave it out, and a restored run begins a new history.
 """
 
 from collections.abc import Mapping
@@ -13,20 +13,19 @@ from rollq.buffer.values.rollouts import Status
 
 HISTORY_ROW_MS = 10_000
 HISTORY_ROWS = 8_640
-"""The number of rows that are kept: a day."""
+"""The number of kept rows: a day's."""
 HISTORY_COUNTERS = (
     "admitted", "consumed", "produced", "tokens", "reward_sum", "reward_count", "expired", "filtered", "failed",
     "requeued", "leased", "queued_ms", "worked_ms", "staleness",
 )  # fmt: skip
-"""The cumulative counters of a task that a row has."""
+"""The cumulative task counters that a row has."""
 MOST_ROW_BYTES = 360
-"""A row takes at most this much in the store: 4 numbers, a depth of each status, and the counters."""
+"""The most bytes that a row takes in the store: 4 numbers, each status's depth, and the counters."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryRow:
-    """A task at the moment `at_ms` of the server's clock. It had `ready` groups at `step`, and weights `version` were
-    live."""
+    """A task at `at_ms` by the server's clock: it had `ready` groups at `step`, and weights `version` were live."""
 
     at_ms: int
     step: int
@@ -37,7 +36,7 @@ class HistoryRow:
 
     @classmethod
     def decode(cls, row: bytes) -> Self:
-        """The row that `reap` has written."""
+        """Decode a row that `reap` wrote."""
         at_ms, step, version, ready, *rest = row.decode().split(",")
         depths, counters = rest[: len(Status)], rest[len(Status) :]
         return cls(
@@ -52,7 +51,7 @@ class HistoryRow:
 
 @dataclass(frozen=True, slots=True)
 class SeenProducer:
-    """The place of a task's producer, and the seconds since it looked at the task."""
+    """The place of a task's producer, and the seconds since the producer looked at the task."""
 
     place: Place
     silent_s: float
@@ -60,13 +59,13 @@ class SeenProducer:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Facts of a task that monitors show beside its counts.
+    """Facts that monitors show beside a task's counts.
 
-    `silent_s` is the number of seconds since a producer looked at the task; None if no producer ever has. `rows` are
+    `silent_s` is the number of seconds since a producer looked at the task; None if no producer ever has. `rows` holds
     the newest rows of its history. `by_staleness` counts ready groups by the staleness that they would be trained with.
-    The ages, in seconds, belong to the pending group that is leased next, to the oldest lease among the leases with the
-    oldest weights, and to the result of the ready group that is trained next; an age is None without such a group.
-    `producers` are listed with the latest first.
+    The ages, in seconds, are those for the pending group that is leased next, for the oldest lease with the oldest
+    weights, and for the result of the ready group that is trained next; None without such a group. `producers` lists
+    the latest first.
     """
 
     task: str

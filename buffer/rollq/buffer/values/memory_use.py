@@ -4,14 +4,14 @@ import math
 from typing import NamedTuple
 
 FULL = 0.8
-"""The share above which producers admit nothing new: the rest is for results on their way."""
+"""The share above which producers admit nothing new: the rest is reserved for results on their way."""
 
 
 class Fullness(NamedTuple):
-    """The used `share` of the `limit`, which is a setting of the server or of the run; 0 without a limit.
+    """The used `share` of the `limit`, which is a server or run setting; 0 without a limit.
 
-    `room_groups` is the number of further groups that would fill it, if that is known. `used_bytes` are used of
-    `limit_bytes`; both are 0 without a limit.
+    `room_groups`, if known, is the number of further groups that would reach the limit. `used_bytes` of `limit_bytes`
+    are used; both are 0 without a limit.
     """
 
     share: float = 0.0
@@ -22,14 +22,14 @@ class Fullness(NamedTuple):
 
     @classmethod
     def of_memory(cls, used_bytes: int, limit_bytes: int) -> "Fullness":
-        """The fullness of a server whose `maxmemory` is `limit_bytes`; 0: it has no limit."""
+        """The fullness of a server whose `maxmemory` is `limit_bytes`; 0 means no limit."""
         if not limit_bytes:
             return cls()
         return cls(used_bytes / limit_bytes, used_bytes=used_bytes, limit_bytes=limit_bytes)
 
     @classmethod
     def of_groups(cls, expected_bytes: float, mean_bytes: float, limit_bytes: int, limit: str) -> "Fullness":
-        """The fullness from groups of `mean_bytes` each (0: unknown) that will take `expected_bytes` in all."""
+        """The fullness due to groups of `mean_bytes` each (0: unknown) that will take a total of `expected_bytes`."""
         room = max(0.0, FULL * limit_bytes - expected_bytes) / mean_bytes if mean_bytes else math.inf
         return cls(expected_bytes / limit_bytes, limit, room, round(expected_bytes), limit_bytes)
 

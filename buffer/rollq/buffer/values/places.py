@@ -1,4 +1,4 @@
-"""The place of a process of a run: its machine, its number there, and the GPUs that it may use."""
+"""The place of a run's process: its machine, its number there, and the GPUs that it may use."""
 
 import os
 import re
@@ -16,7 +16,7 @@ _PID = re.compile("[0-9]{1,19}")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A process on a machine. `gpus` are the GPUs that it may use, as the machine numbers them; empty without any."""
+    """A process on a machine. `gpus` lists the GPUs that it may use, by the machine's numbers; empty without any."""
 
     host: str
     pid: int
@@ -24,12 +24,12 @@ class Place:
 
     @classmethod
     def here(cls) -> Self:
-        """The place of this process."""
+        """This process's place."""
         return cls(socket.gethostname(), os.getpid(), gpus_here())
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self | None:
-        """The place that a report names; None if it names no place."""
+        """The place that a report names; None if the report names no place."""
         host, pid, gpus = fields.get("host"), str(fields.get("pid") or ""), fields.get("gpus") or ""
         if not (isinstance(host, str) and host and _PID.fullmatch(pid)):
             return None
@@ -40,9 +40,9 @@ class Place:
 
 
 def gpus_here(devices: Path = Path("/dev")) -> str:
-    """The GPUs that this process may use: `0,1`, with their name if it uses CUDA already; empty without any.
+    """The GPUs that this process may use: `0,1`, with their name if the process already uses CUDA; empty without any.
 
-    CUDA is never started for this.
+    Never starts CUDA.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

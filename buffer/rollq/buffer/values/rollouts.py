@@ -1,7 +1,7 @@
 """The values that travel through rollq: prompts, samples, groups, leases and results. All are frozen.
 
 Invariant: a `Segment`'s `logprobs`, `loss_mask` and version spans cover exactly its `response_ids`. `check_group`
-enforces it at the two entrances of the buffer, `Buffer.put` and `Buffer.insert`; all other code relies on it.
+enforces this at the buffer's two entrances, `Buffer.put` and `Buffer.insert`; all other code relies on it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ NamedArrays = Mapping[str, npt.NDArray[Any] | ArrayRef]
 
 
 class Status(StrEnum):
-    """The status of a group. A group is in exactly one status set."""
+    """A group's status. A group is in exactly one status set."""
 
     PENDING = "pending"  # waits for a worker
     RUNNING = "running"  # leased by a worker until a deadline
@@ -68,7 +68,7 @@ NOT_AUDITED: Final = tuple(status for status in Status if status not in AUDITED)
 
 
 class SampleStatus(StrEnum):
-    """The status of one sample of a group. The values are the letters that Redis keeps, one per sample."""
+    """A sample's status. The values are the letters that Redis keeps, one per sample."""
 
     PENDING = "p"  # nothing generated, or reset
     COMPLETED = "c"  # finished and judged
@@ -90,7 +90,7 @@ _ENDS: Final = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)
 
 
 class VersionSpan(NamedTuple):
-    """`tokens` consecutive response tokens made by the weights (`epoch`, `version`)."""
+    """A number of consecutive response `tokens` that the weights (`epoch`, `version`) made."""
 
     epoch: int
     version: int
@@ -99,17 +99,17 @@ class VersionSpan(NamedTuple):
 
 NO_EPOCH: Final = -1
 NO_VERSION: Final = -1
-"""Epoch and version of tokens that no weights of the run have made, because their samples were inserted; and of the
-live weights before the first trainer."""
+"""Epoch and version of inserted samples' tokens, which no weights of the run have made, and of the live weights before
+the first trainer."""
 
 
 def unversioned(tokens: int) -> tuple[VersionSpan, ...]:
-    """The spans of `tokens` response tokens that no weights of the run have made."""
+    """The spans for `tokens` response tokens that no weights of the run have made."""
     return (VersionSpan(NO_EPOCH, NO_VERSION, tokens),) if tokens else ()
 
 
 def absent_logprobs(tokens: int) -> Float32Array:
-    """The logprobs of `tokens` response tokens without known logprobs: NaN, float32 [tokens]."""
+    """NaN, float32 [tokens], as the logprobs of `tokens` response tokens without known logprobs."""
     return np.full(tokens, np.nan, np.float32)
 
 
@@ -127,11 +127,11 @@ class ImageRef:
 class Prompt:
     """One prompt.
 
-    `content` is the text, or a tuple of chat messages (`{"role": ..., "content": ...}`). `ids` are optional token ids,
-    which take precedence over it. `answer` is the reference that a judge compares with. `metadata` is free. `row` is
-    its place among the task's prompts, if the producer knows it; the buffer keeps statistics by it. `images` fill the
-    placeholders for images, in order; `image_options` are arguments of the model's image processor. `tools` are
-    definitions of tools, as OpenAI writes them, that the chat template shows to the model beside `content`.
+    `content` is the text, or a tuple of chat messages (`{"role": ..., "content": ...}`). `ids` holds optional token
+    ids, which take precedence over `content`. `answer` is the reference that a judge compares with. `metadata` is free.
+    `row` is the prompt's index among the task's prompts, if the producer knows it; the buffer keeps statistics by row.
+    `images` fill the image placeholders, in order; `image_options` are arguments for the model's image processor.
+    `tools` holds tool definitions in OpenAI's format, which the chat template shows to the model beside `content`.
     """
 
     content: str | tuple[Mapping[str, Any], ...]
@@ -149,9 +149,9 @@ class Segment:
     """One stretch of model output with its context.
 
     Shapes: `prompt_ids` int32 [P]; `response_ids` int32 [R]; `logprobs` float32 [R], behaviour logprobs in nats under
-    the distribution that was sampled from, all NaN where they are absent (see `Buffer.insert`); `loss_mask` bool [R],
-    False on tokens from the environment (None means all True); `versions` cover R tokens in order. `arrays` are named
-    arrays or references to such, per token (first dimension R, or P + R) or per sample (any shape).
+    the distribution that was sampled from, all NaN where absent (see `Buffer.insert`); `loss_mask` bool [R], False on
+    tokens from the environment (None means all True); `versions` cover R tokens in order. `arrays` holds named arrays
+    or references to arrays, per token (first dimension R, or P + R) or per sample (any shape).
     """
 
     prompt_ids: Int32Array
@@ -166,11 +166,11 @@ class Segment:
 class Sample:
     """One trajectory: one or more segments that share one reward.
 
-    `sampling` holds every sampling parameter that was sent to the engine; `reward_parts` the named terms of `reward`,
-    `tools` the definitions that the model was given, and `tool_choice` the way in which it was to use them;
-    `session_id` names the conversation at the engine or environment; `extra` is free. `failure` is the part at which a
-    failed sample failed. It is None for other samples, and for a sample that was left out before it could fail, whose
-    finish reason is `abort`.
+    `sampling` holds every sampling parameter sent to the engine, `reward_parts` holds the named terms of `reward`, and
+    `tools` holds the definitions that the model was given; `tool_choice` says how the model was to use the tools.
+    `session_id` names the conversation in the engine or environment; `extra` is free. `failure` is the part at which a
+    failed sample failed, and None for other samples. It is also None for a sample that was left out before it could
+    fail, whose finish reason is `abort`.
     """
 
     segments: tuple[Segment, ...]
@@ -189,27 +189,27 @@ class Sample:
 
     @property
     def awaits_judge(self) -> bool:
-        """Whether it is whole, and was interrupted while it was judged."""
+        """Whether the sample is whole and was interrupted while it was judged."""
         return self.status is SampleStatus.ABORTED and self.finish_reason in _ENDS
 
     @property
     def response_tokens(self) -> int:
-        """Number of response tokens over all segments."""
+        """Number of response tokens in all segments."""
         return sum([len(segment.response_ids) for segment in self.segments])
 
     @property
     def oldest_version(self) -> int | None:
-        """Smallest version of any response token; None without tokens that have one."""
+        """Smallest version of any response token; None without versioned tokens."""
         return min(self._versions(), default=None)
 
     @property
     def newest_version(self) -> int | None:
-        """Largest version of any response token; None without tokens that have one."""
+        """Largest version of any response token; None without versioned tokens."""
         return max(self._versions(), default=None)
 
     @property
     def is_inserted(self) -> bool:
-        """Whether it has tokens that no weights of the run have made."""
+        """Whether the sample has tokens that no weights of the run have made."""
         return any(span.version == NO_VERSION for segment in self.segments for span in segment.versions)
 
     def _versions(self) -> list[int]:
@@ -223,9 +223,9 @@ EMPTY_SAMPLE = Sample(segments=(), status=SampleStatus.PENDING)
 
 @dataclass(frozen=True, slots=True)
 class PipelineOutput:
-    """The output of an experience pipeline for one group: rewards that replace the judge's, and optional advantages.
+    """An experience pipeline's output for one group: rewards that replace the judge's, and optional advantages.
 
-    Each has one number per sample; a number for a sample that did not complete has no meaning.
+    Each holds one number per sample; the number for a sample that did not complete has no meaning.
     """
 
     rewards: tuple[float, ...]
@@ -233,15 +233,15 @@ class PipelineOutput:
 
     @classmethod
     def decode(cls, stored: str | bytes | None) -> "PipelineOutput | None":
-        """The output from its JSON; None if it is empty."""
+        """Decode the output from its JSON; returns None if that is empty."""
         fields = orjson.loads(stored or b"{}")
         return cls(tuple(fields["rewards"]), fields["advantages"] and tuple(fields["advantages"])) if fields else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """One prompt and its samples, as the trainer gets them. `oldest_version` is the version of its oldest token, where
-    tokens of dead epochs count as the rewind says; `NO_TOKENS` for a group that was inserted."""
+    """One prompt and its samples, as the trainer gets them. `oldest_version` is the version of the group's oldest
+    token, where the rewind decides how tokens of dead epochs count; `NO_TOKENS` for an inserted group."""
 
     task: str
     group_id: int
@@ -259,13 +259,12 @@ class Lease:
 
     `samples` has one entry per sample: the sample that earlier attempts left (completed, or aborted with partial
     tokens), else `EMPTY_SAMPLE`. `attempt` and `nonce` fence the result. A group is `suspect` if a worker died holding
-    it, must run `alone` if it must be the only group in its engine, and `must_finish` if it has used up its
-    interruptions. `parts` counts the parts of its samples that earlier attempts salvaged, with `salvaged_tokens` in
-    all. `expected_tokens` is the mean length of earlier answers to this prompt, 0.0 while unknown. In a loan, which has
-    a different nonce from the lease, `borrowed` has the indices of the samples that another worker has lent; it is
-    empty for the lease of the whole group. `cut_off` marks a group of a batch that waits only for finished samples, see
-    `Coordination.cut_off`. `admitted_ms` and `leased_ms` are the times when the group was admitted and leased, in the
-    server's ms since 1970.
+    it, `alone` if it must be the only group in its engine, and `must_finish` if it has used up its interruptions.
+    `parts` counts the sample parts that earlier attempts salvaged, with a total of `salvaged_tokens`. `expected_tokens`
+    is the mean length of earlier answers to this prompt, 0.0 while unknown. In a loan, which has a different nonce from
+    the lease, `borrowed` has the indices of the samples that another worker has lent; it is empty for the lease of the
+    whole group. `cut_off` marks a group in a batch that waits only for finished samples (see `Coordination.cut_off`).
+    `admitted_ms` and `leased_ms` are the times when the group was admitted and leased, in server ms since 1970.
     """
 
     task: str
@@ -291,31 +290,31 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedGroup:
-    """A prompt and its finished samples, which no worker of the run has made; see `Buffer.insert`."""
+    """A prompt and its finished samples, which no worker in the run has made; see `Buffer.insert`."""
 
     prompt: Prompt
     samples: tuple[Sample, ...]
 
 
 WHOLE: Final = "all"
-"""The field of the frame of a whole group; see `rollq.buffer.wire.group_fields`."""
+"""The field for a whole group's frame; see `rollq.buffer.wire.group_fields`."""
 BESIDE: Final = "beside"
 """The field for a large frame, which is a separate key in the task's slot."""
 AWAY: Final = "away"
 """The field for a large frame in another slot, or in another store (see `rollq.buffer.payloads`)."""
 MOST_ERROR_BYTES: Final = 2000
-"""The most bytes that are kept of the last error of a task."""
+"""The most bytes kept of a task's last error."""
 MOST_PARTS: Final = 16_384
 MOST_PART_BYTES: Final = 64 << 20
-"""Limits of what is salvaged of one group: the number of its parts, and their bytes in all."""
+"""Limits on what is salvaged from one group: the number of parts, and their total bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplePart:
-    """A part of a sample that is still being made, as it is salvaged. `number` counts the parts of the group before it,
-    in this attempt and in earlier attempts. `index` is the sample's index, and `tokens_before` counts the sample's
-    response tokens before this part. `sample` has the tokens of this part (see `rollq.buffer.wire.parts`).
-    `tokens_again` counts tokens of it that were kept before, in parts that it replaces.
+    """A salvaged part of a sample that is still being made. `number` counts the group's earlier parts, in this and in
+    previous attempts. `index` is the sample's index, and `tokens_before` counts the sample's response tokens before
+    this part. `sample` has this part's tokens (see `rollq.buffer.wire.parts`). `tokens_again` counts tokens in it
+    that were kept before, in parts that this part replaces.
     """
 
     lease: Lease

@@ -1,5 +1,5 @@
-"""The named array `routed_experts`, which names the experts of a mixture that read each token, so that the trainer can
-replay them.
+"""The named array `routed_experts`, which names the experts in a mixture that read each token, so that the trainer can
+replay the routing.
 
 Its shape is [T, layers, top_k]. Entry t belongs to the forward pass that read token t, whose logits gave token t + 1;
 the last token that an engine makes has not been read. Experts are numbered from 1, and 0 means that the decision is
@@ -16,16 +16,16 @@ import numpy.typing as npt
 ROUTED_EXPERTS = "routed_experts"
 """Name of the array in `Completion.arrays`, `Segment.arrays` and `MicroBatch.arrays`."""
 ROUTER = re.compile(r"(?:^|\.)layers\.(\d+)\..*\b(?:gate|router)$")
-"""Name of a router in a model of transformers, with the number of its layer."""
+"""A router's name in a transformers model, with its layer number."""
 
 
 def number_experts(chosen: npt.NDArray[Any], experts: int) -> npt.NDArray[Any]:
-    """The array `routed_experts` from indices `chosen` [T, layers, top_k], from 0, of a model's `experts` experts."""
+    """The array `routed_experts` from indices `chosen` [T, layers, top_k], from 0, into a model's `experts` experts."""
     return chosen.astype(np.uint8 if experts <= np.iinfo(np.uint8).max else np.uint16) + 1
 
 
 def find_routers(model: Any) -> dict[int, Any]:
-    """The modules of a transformers model that choose experts, by the number of their layer, from 0.
+    """The modules of a transformers model that choose experts, by layer number, from 0.
 
     Only classes named `...TopKRouter` count, which return logits, weights and indices. Empty for models without such
     classes.

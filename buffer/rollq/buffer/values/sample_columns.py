@@ -1,4 +1,4 @@
-"""The samples of a group, field by field, so that training needs no object for each sample."""
+"""A group's samples, field by field, so that training needs no object per sample."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +12,9 @@ from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus, Seg
 
 @dataclass(frozen=True, eq=False)
 class Samples(Sequence[Sample]):
-    """The samples of a group. Each field has an entry per sample; `reasons` are their finish reasons.
+    """A group's samples. Each field has an entry per sample; `reasons` holds the finish reasons.
 
-    As a sequence, it makes the `Sample` objects when they are first asked for, by `make`.
+    As a sequence, it makes the `Sample` objects with `make` when they are first needed.
     """
 
     statuses: tuple[SampleStatus, ...]
@@ -26,7 +26,7 @@ class Samples(Sequence[Sample]):
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> "Samples":
-        """The fields of `samples`. Raises `InvalidGroup` as `temperature_of` does."""
+        """The fields of `samples`. Raises `InvalidGroup` like `temperature_of`."""
         if isinstance(samples, Samples):
             return samples
         return cls(
@@ -59,8 +59,8 @@ def _given(objects: tuple[Sample, ...], _: Samples) -> tuple[Sample, ...]:
 
 
 def temperature_of(sample: Sample) -> float:
-    """The temperature with which the sample was drawn: 1 unless `sampling` says otherwise. Raises `InvalidGroup` if it
-    is not a finite number, or `sampling` is not a mapping.
+    """The temperature at which the sample was drawn: 1 unless `sampling` says otherwise. Raises `InvalidGroup` if the
+    temperature is not a finite number, or `sampling` is not a mapping.
     """
     sampling = sample.sampling
     if not (type(sampling) is dict or isinstance(sampling, Mapping)):

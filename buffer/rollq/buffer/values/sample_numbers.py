@@ -1,5 +1,4 @@
-"""The numbers of single samples that are averaged over a step or an evaluation: reward parts, and the numbers that
-loops count."""
+"""Per-sample numbers that are averaged over a step or an evaluation: reward parts, and the numbers that loops count."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,19 +7,19 @@ from typing import Any, Final
 from rollq.buffer.values.rollouts import Sample, SampleStatus
 
 Numbers = Mapping[str, tuple[float | None, ...]]
-"""Name -> a number per sample, None where a sample has none."""
+"""Name -> a number per sample, None for a sample without one."""
 
 MOST_NAMES: Final = 16
 MOST_CHARACTERS: Final = 64
-"""A group keeps at most this many names of at most this length, reward parts first: a claim carries all its numbers."""
+"""Limits on a group's names, reward parts first: their number and length, since a claim carries all numbers."""
 MOST: Final = 1e300
 """Larger numbers are left out, since a sum might overflow."""
 OWN: Final = frozenset({"judge_s"})
-"""Numbers of rollq, which workers report."""
+"""Names of rollq's own numbers, which workers report."""
 
 
 def sample_numbers(samples: Sequence[Sample]) -> Numbers:
-    """The numbers of the trained samples by name: `reward_parts`, and numbers in `extra`. A boolean is 0 or 1."""
+    """The trained samples' numbers by name: `reward_parts`, and numbers in `extra`. Booleans become 0 or 1."""
     by_sample = [_numbers_of(sample) for sample in samples]
     parts = set[str]().union(*(sample.reward_parts for sample in samples))
     names = sorted(set[str]().union(*by_sample), key=lambda name: (name not in parts, name))
@@ -28,7 +27,7 @@ def sample_numbers(samples: Sequence[Sample]) -> Numbers:
 
 
 def together(groups: Iterable[Numbers]) -> dict[str, tuple[float | None, ...]]:
-    """The numbers of several groups, joined as if they were one; a group without a name adds no samples to it."""
+    """Join several groups' numbers as if they were one group; a group without a name adds no samples to that name."""
     joined: dict[str, tuple[float | None, ...]] = {}
     for numbers in groups:
         for name, values in numbers.items():

@@ -1,7 +1,7 @@
-"""Rows of numbers by train step, as the server keeps them and as files have them. Plain values.
+"""Rows of numbers by train step, on the server and in files. Plain values.
 
-The newest `FULL_ROWS` rows are all kept. Of the older rows, every second, every fourth, and so on is kept, so that at
-most `THINNED_ROWS` remain.
+The newest `FULL_ROWS` rows are all kept. Of the older rows, only every second, every fourth, and so on is kept, so that
+at most `THINNED_ROWS` remain.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """Numbers of a train step by name. `time_s` is the time when they were reported, in seconds since 1970."""
+    """A train step's numbers by name. `time_s` is the time of their report, in seconds since 1970."""
 
     step: int
     time_s: float
@@ -28,7 +28,7 @@ class StepRow:
 
     @classmethod
     def decode(cls, member: bytes, step: float) -> Self:
-        """The row that `report_trainer` has written. Raises `ValueError` for anything else."""
+        """Decode a row that `report_trainer` wrote. Raises `ValueError` for anything else."""
         _, time_ms, numbers = member.split(b" ", 2)
         found = {
             name: number
@@ -40,7 +40,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The curves of a run: `steps`, and the rewards of its `evaluations` by name; both in the order of steps."""
+    """A run's curves: `steps`, and the rewards of its `evaluations` by name; both in step order."""
 
     steps: tuple[StepRow, ...] = ()
     evaluations: tuple[StepRow, ...] = ()
@@ -52,7 +52,7 @@ def names_in(rows: Iterable[StepRow]) -> list[str]:
 
 
 def thinned(items: Sequence[T], most: int) -> Sequence[T]:
-    """At most `most` of the items, evenly spread, with the first and the last item."""
+    """At most `most` of the items, evenly spread, including the first and the last."""
     if len(items) <= most:
         return items
     return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]

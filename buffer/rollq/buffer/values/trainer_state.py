@@ -1,4 +1,4 @@
-"""The state of a trainer: its phase, as it reports it, and its hold on the run. Plain values."""
+"""A trainer's state: its reported phase, and its hold on the run. Plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,13 +34,13 @@ class TrainerState:
     """The trainer that took the run last.
 
     It last reported `silent_s` seconds ago, and keeps other trainers out for another `lease_left_s` seconds, 0 after
-    its lease has run out. It has been in its `phase` for `for_s` seconds. While it waits, `wanted` and `ready` map the
-    tasks that lack groups to groups, `stragglers` to groups in generation that it waits for, and `unarchived` to groups
-    that must reach the archive first. `busy_s` and `waited_s` are the seconds that a step took apart from its wait, and
-    that it waited for its batch, averaged over the last steps; None before the first step. `usual_wait_s` is the median
-    of these waits. `last_step_s` counts the seconds since it trained its last step, whose samples had the mean
-    `rewards` and trained `response_tokens`, by task. `report` has the trainer's own facts about that step. `place` is
-    the place of the process that took the run, rank 0; None while unknown.
+    its lease has run out. It has been in its `phase` for `for_s` seconds. While it waits, four fields map the tasks
+    that lack groups to group counts: `wanted`, `ready`, `stragglers` (unfinished groups that it waits for) and
+    `unarchived` (groups that must reach the archive first). `waited_s` is the time that a step waited for its batch,
+    and `busy_s` the rest of the step's time, in seconds, averaged over the last steps; None before the first step.
+    `usual_wait_s` is the median of these waits. `last_step_s` counts the seconds since the last step was trained, whose
+    samples had the mean `rewards` and trained `response_tokens`, by task. `report` has the trainer's own facts about
+    that step. `place` locates the process that took the run, rank 0; None while unknown.
     """
 
     trainer_id: str
@@ -66,14 +66,14 @@ class TrainerState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it reported that it ends."""
+        """Whether the trainer reported that it ends."""
         return self.phase in ENDED
 
     @classmethod
     def decode(
         cls, fields: Mapping[str, bytes | None], now_ms: int, report: Mapping[str, Any] | None
     ) -> "TrainerState | None":
-        """The state from the fields of the trainer's hash; None before the first trainer."""
+        """Decode the state from the trainer's hash fields; returns None before the first trainer."""
         epoch, trainer_id = fields["epoch"], fields["trainer_id"]
         if not epoch or trainer_id is None:
             return None
