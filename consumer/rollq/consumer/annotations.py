@@ -35,7 +35,7 @@ class _Annotation(NamedTuple):
 
 
 class Annotator:
-    """Writes the annotations of one rank of a trainer to the archive at `url`."""
+    """Writes one trainer rank's annotations to the archive at `url`."""
 
     def __init__(self, url: str, run: str, incarnation: str, epoch: int, rank: int) -> None:
         """Raises `ConfigError` unless the URL names an existing folder or a bucket, and without pyarrow."""
@@ -92,7 +92,7 @@ class Annotator:
         self._objects.put(f"{self._folder}/{name}", self._encode(rows, one.values))
 
     def _check_mounted(self) -> None:
-        """Leave a marker once; without it, the folder is no longer mounted."""
+        """Leave a marker once; a missing marker means that the folder is no longer mounted."""
         if self._is_marked:
             self._objects.check_mounted(f"{self._folder}/{MARKER}")
         else:

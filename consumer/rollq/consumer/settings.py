@@ -291,7 +291,7 @@ class TrainerSettings(ClientSettings):
     def consumer(
         self, *, rank: int = 0, world_size: int = 1, launch_id: str | None = None, seed: int = 0
     ) -> ConsumerSettings:
-        """Settings of the consumer of a rank. Weights for transport `path` go to a folder inside `output`."""
+        """Settings for a rank's consumer. Weights for transport `path` go to a folder inside `output`."""
         shared = {name: getattr(self, name) for name in ClientSettings.model_fields}
         if self.dtype != "float32" and self.lora is None:
             shared["publish_dtype"] = self.publish_dtype or self.dtype  # the dtype of passes

@@ -124,7 +124,7 @@ group_normalised: Operator = give_advantages(AdvantageSettings())
 leave_one_out: Operator = give_advantages(AdvantageSettings(baseline="leave_one_out", scale="none"))
 """RLOO: r minus the mean of the group's other samples."""
 reinforce_plus_plus: Operator = give_advantages(AdvantageSettings(baseline="batch", scale="batch"))
-"""REINFORCE++: (r - mean) / std of the task's part of the batch (Hu 2025, arXiv:2501.03262)."""
+"""REINFORCE++: (r - mean) / std over the task's samples in the batch (Hu 2025, arXiv:2501.03262)."""
 
 
 def _with_metrics(answer: Any) -> tuple[list[ScoredGroup], Metrics]:

@@ -39,7 +39,7 @@ class PromptSource(Protocol):
 
     @property
     def account(self) -> str:
-        """The digest of the rows and of the way they are read."""
+        """The digest of the rows and of how they are read."""
         ...
 
     def prompt(self, row: int) -> Prompt:
@@ -47,7 +47,7 @@ class PromptSource(Protocol):
         ...
 
     def place(self, row: int) -> str:
-        """The file and line of a row, as messages show them."""
+        """A row's file and line, for messages."""
         ...
 
 

@@ -30,7 +30,7 @@ def probability_of(group: Group | ClaimedGroup) -> float:
 
 
 def segment_lengths(rows: Sequence[SampleRows]) -> npt.NDArray[np.int64]:
-    """The number of tokens of every segment of all samples, int64 [segments]."""
+    """Every segment's number of tokens, over all samples, int64 [segments]."""
     return np.array([length for row in rows for segments in row.lengths for length in segments], dtype=np.int64)
 
 
@@ -46,7 +46,7 @@ def counts_of(rows: SampleRows, staleness: TokenStaleness) -> BatchCounts:
 
 
 def _loss_tokens(rows: SampleRows, staleness: TokenStaleness) -> int:
-    """The number of a group's tokens in the loss: tokens that are young enough, or belong to a sample with labels."""
+    """How many of a group's tokens are in the loss: those young enough, or in a sample with labels."""
     young = staleness.mask([VersionSpan(*weights, 1) for weights in rows.loss_tokens])
     return sum(
         n

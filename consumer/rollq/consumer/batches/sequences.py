@@ -76,7 +76,7 @@ class BatchCounts:
     groups: int = 0
 
     def __add__(self, other: "BatchCounts") -> "BatchCounts":
-        """The summed counts of two parts of a batch."""
+        """The summed counts of two batch parts."""
         return BatchCounts(
             self.loss_tokens + other.loss_tokens, self.samples + other.samples, self.groups + other.groups
         )

@@ -21,7 +21,7 @@ Answer = TypeVar("Answer")
 
 
 class GroupTraces:
-    """Ends the traces of the groups of each batch, if there is a tracer."""
+    """Ends the traces of each batch's groups, if there is a tracer."""
 
     def __init__(self, tracer: Tracer | None, buffer: Callable[[], TrainerBuffer]) -> None:
         self._tracer = tracer

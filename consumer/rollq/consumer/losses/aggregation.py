@@ -15,9 +15,9 @@ def token_weights(
 ) -> torch.Tensor:
     """The weight of each loss token in the batch's loss, [n]: the loss is the sum of weight * term.
 
-    `sample_tokens` [n] is the number of loss tokens of the token's sample, over all its segments; `tokens` and
-    `samples` count the whole batch over all ranks. `token`: 1 / tokens. `sequence`: 1 / (sample_tokens *
-    samples). `constant`: 1 / (constant * samples).
+    `sample_tokens` [n] counts the loss tokens in the token's sample, over all segments; `tokens` and `samples` count
+    the whole batch over all ranks. `token`: 1 / tokens. `sequence`: 1 / (sample_tokens * samples). `constant`: 1 /
+    (constant * samples).
     """
     match aggregation:
         case "token":

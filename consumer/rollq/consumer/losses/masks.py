@@ -55,8 +55,8 @@ def divergence_mask(
 def second_moment_mask(old: torch.Tensor, behaviour: torch.Tensor, *, most: float) -> torch.Tensor:
     """Drop the tokens with the largest (behaviour - old)^2 until the mean of the others is less than `most`.
 
-    M2PO (Zheng et al. 2025, arXiv:2510.01161). The mean covers the whole batch: pass the logprobs of all loss
-    tokens of all micro-batches and ranks, and give each micro-batch its part of the result (see `policy_loss(keep=)`).
+    M2PO (Zheng et al. 2025, arXiv:2510.01161). The mean covers the whole batch: pass the logprobs of all micro-batches'
+    and ranks' loss tokens, and give each micro-batch its part of the result (see `policy_loss(keep=)`).
     """
     squares = ((behaviour - old) ** 2).detach()
     ordered, index = squares.sort(descending=True, stable=True)

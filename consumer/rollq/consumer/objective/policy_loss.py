@@ -248,8 +248,7 @@ def _weights(micro: MicroBatch, settings: LossSettings) -> torch.Tensor:
 
 
 def _component_weights(micro: MicroBatch, tasks: Mapping[str, float]) -> torch.Tensor:
-    """The weight of each loss token of these `tasks`, float32 [n]: each task's weights form the mean over its
-    tokens."""
+    """Each loss token's weight within these `tasks`, float32 [n]: each task's weights form the mean over its tokens."""
     counts = micro.task_counts
     return _of_tasks(micro, [tasks.get(task, 0.0) / max(of_task.loss_tokens, 1) for task, of_task in counts.items()])
 

@@ -17,7 +17,7 @@ from rollq.consumer.objective.mismatch import LabelledMismatch
 from rollq.consumer.trainer.ranks import Ranks
 
 SMALL_ERROR = 0.05
-"""In nats. Engines serve the live weights if no logprob under these weights differs more from the trainer's."""
+"""In nats. Engines serve the live weights if no such token's logprob differs from the trainer's by more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class UnfinishedModels:
             shutil.rmtree(folder, ignore_errors=True)
 
     def clear(self) -> None:
-        """Remove the folders of a killed trainer of this run. No other trainer must hold the run."""
+        """Remove the folders that a killed trainer of this run left. No other trainer must hold the run."""
         parent = self._parent or Path(tempfile.gettempdir())
         for left in parent.glob(f"{unfinished_prefix(self._buffer, self._parent)}????????"):
             shutil.rmtree(left, ignore_errors=True)

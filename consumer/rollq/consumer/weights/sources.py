@@ -3,8 +3,8 @@
 Later stages take a `Folder`, whose files are stored unchanged, or a `TensorStream`, whose tensors are written whole,
 one after another, under their names in files.
 
-Invariant: a rank of a sharded model holds its own shards, and the parts of one tensor of the files at a time. All ranks
-gather the same tensors in the same order, even if rank 0 fails to convert or write them.
+Invariant: a sharded model's rank holds its own shards, and the parts of one file tensor at a time. All ranks gather the
+same tensors in the same order, even if rank 0 fails to convert or write them.
 """
 
 import sys
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The files of a model or of a LoRA adapter, and the probe that the user passed with them."""
+    """A model's or LoRA adapter's files, and the probe that the user passed with them."""
 
     path: Path
     probe: Probe | None = None

@@ -10,7 +10,7 @@ METADATA: Final = "metadata"
 
 
 def fields_of(schema: Mapping[str, Any]) -> dict[str, bool]:
-    """An action's fields, each with whether it is required. Metadata does not count."""
+    """An action's fields, each mapped to whether it is required. Metadata does not count."""
     required = schema.get("required", ())
     return {name: name in required for name in schema.get("properties", {}) if name != METADATA}
 

@@ -25,12 +25,12 @@ def digest_of_file(path: Path) -> str:
 
 
 def source_files(folder: Path, package: str) -> list[Path]:
-    """The source of a top-level module or package in `folder`; empty if there is none."""
+    """A top-level module's or package's source files in `folder`; empty if there are none."""
     return [path for path in (folder / f"{package}.py", *sorted((folder / package).rglob("*.py"))) if path.is_file()]
 
 
 def digest_of_code(folder: Path, package: str) -> str:
-    """The digest of the source of a top-level module or package in `folder`. Raises `ConfigError`."""
+    """The source digest of a top-level module or package in `folder`. Raises `ConfigError`."""
     parts = [f"{path.relative_to(folder)} {digest_of_file(path)}" for path in source_files(folder, package)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

@@ -17,7 +17,7 @@ from rollq.monitor.status.read import RunStatus
 def metrics_app(
     run: str, status: Callable[[], RunStatus | None], calls: Callable[[], Mapping[str, int]] = dict
 ) -> Starlette:
-    """An app with `/metrics`, in the format of OpenMetrics or of Prometheus, and `/healthz`.
+    """An app with `/metrics`, in OpenMetrics or Prometheus format, and `/healthz`.
 
     `status`, called in a thread, returns the run's status, or None if it cannot be read. `calls` returns the number of
     `on_change` calls by outcome.

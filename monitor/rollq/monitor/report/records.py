@@ -77,7 +77,7 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the JSON objects of a file of lines, except for an unfinished last line; none if there is no file."""
+    """Read a file's JSON objects, one per line, except for an unfinished last line; none without a file."""
     if not path.exists():
         return
     for line in path.read_bytes().splitlines(keepends=True):

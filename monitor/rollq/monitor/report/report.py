@@ -156,7 +156,7 @@ def _plot_depth(axes: Any, readings: Sequence[BufferReading], task: str) -> None
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """For each value, the mean of it and of up to `window - 1` values before it."""
+    """For each value, its mean with up to `window - 1` preceding values."""
     means, total = [], 0.0
     for i, value in enumerate(values):
         total += value - (values[i - window] if i >= window else 0.0)

@@ -47,8 +47,8 @@ class TaskStatus:
     """The status of one task.
 
     `ready` counts completed groups that are fresh enough for `step`, whose batch takes `batch_groups`; `by_staleness`
-    divides them by the staleness that training would see. Of all groups ever, `trained` are trained, `scheduled` are
-    trained or on their way, and `limit` may be while the live `version` stays live; with the next published version,
+    divides them by their staleness in training. Of all groups ever, `trained` are trained, `scheduled` are trained or
+    on their way, and `limit` may be while the live `version` stays live; with the next published version,
     `next_version`, it grows. `statuses` counts groups by status, `bytes` counts their frames' bytes, and `progress`
     holds the task's cumulative counters. `kept` of the last `outcomes` finished groups were worth training; `dropped`
     counts groups that left, by reason. Ages are in seconds (see `Overview`); `producer_silent_s` is None if no producer
