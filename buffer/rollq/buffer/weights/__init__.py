@@ -1,2 +1,1 @@
-"""Weights on their way to the workers: the manifest that names them, their files in Redis, and the log of
-broadcasts."""
+"""Weights on their way to the workers: the manifest that names them, their files in Redis, and the broadcast log."""

@@ -1,4 +1,4 @@
-"""Sums of the bits of a model's parameters; see `BitSums`. Needs torch."""
+"""Computes bit sums of a model's parameters; see `BitSums`. Needs torch."""
 
 import torch
 
@@ -7,12 +7,12 @@ from rollq.buffer.weights.probe import BitSums
 SUMMED = frozenset({torch.float32, torch.bfloat16, torch.float16})
 """Dtypes whose values are rounded at most once on their way to bfloat16."""
 COMPARABLE = frozenset({torch.float32, torch.bfloat16})
-"""Dtypes of an engine that hold every bfloat16 exactly."""
+"""Engine dtypes that hold every bfloat16 exactly."""
 
 
 @torch.no_grad()
 def bit_sums(model: torch.nn.Module, dtypes: frozenset[torch.dtype] = SUMMED) -> dict[str, BitSums]:
-    """The sums of the parameters that have one of these dtypes and are whole in this process, by name."""
+    """The bit sums, by name, of parameters that have one of these dtypes and are whole in this process."""
     return {
         name: BitSums(tuple(tensor.shape), _sums(tensor))
         for name, tensor in model.named_parameters()

@@ -1,10 +1,10 @@
-"""How the members of a weight broadcast, from the trainer straight into engines, agree through a log in Redis. No
+"""The log in Redis through which the members of a weight broadcast, from the trainer straight into engines, agree. No
 torch.
 
-A broadcast is the log (a stream) of one publication. The trainer and the workers append to it and read it from its
-start. It has attempts, one after another: workers report that they are ready, the trainer names the members once, they
-meet, and the attempt is over. A worker that comes while no attempt is open says so, and the trainer opens another when
-it can.
+A broadcast is one publication's log (a stream). The trainer and the workers append to it and read it from the start. It
+has attempts, one after another: workers report that they are ready, the trainer names the members once, they meet, and
+the attempt is over. A worker that comes while no attempt is open says so, and the trainer opens another attempt when it
+can.
 
 Invariant: the order of the log decides, and only the trainer names members. So the trainer and the workers agree on the
 members, even if one of them dies, is slow, or writes an entry twice.
@@ -34,7 +34,7 @@ LOOK_S = 1.0
 
 
 class TensorSpec(NamedTuple):
-    """A tensor that will be sent; `dtype` as torch calls it (`bfloat16`)."""
+    """A tensor that will be sent; `dtype` is torch's name (`bfloat16`)."""
 
     name: str
     dtype: str
@@ -43,7 +43,7 @@ class TensorSpec(NamedTuple):
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt. `ready` maps a worker to its number of ranks, `members` to its first rank."""
+    """One attempt. `ready` maps workers to their numbers of ranks, and `members` maps them to their first ranks."""
 
     ready: dict[str, int] = field(default_factory=dict)
     members: dict[str, int] | None = None
@@ -60,8 +60,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Broadcast:
-    """The content of a log. `late` are workers that came while no attempt was open, after the last attempt was
-    opened."""
+    """A log's content. `late` holds workers that came while no attempt was open, after the last attempt was opened."""
 
     digest: str
     tensors: tuple[TensorSpec, ...]
@@ -73,7 +72,7 @@ class Broadcast:
 
     @property
     def current(self) -> Attempt:
-        """The attempt under way, or the last one."""
+        """The attempt under way, or else the last attempt."""
         return self.attempts[-1]
 
     @property
@@ -83,7 +82,7 @@ class Broadcast:
 
 
 class _Opening(BaseModel):
-    """The first entry, by the trainer."""
+    """The first entry, which the trainer writes."""
 
     tensors: list[TensorSpec]
     join_s: FiniteFloat
@@ -92,7 +91,7 @@ class _Opening(BaseModel):
 
 
 class _Entry(BaseModel):
-    """Any other entry. It is about `attempt`, whose numbers begin with 1, or says that a worker is `late`."""
+    """Any other entry. It is about attempt number `attempt` (from 1), or says that a worker is `late`."""
 
     attempt: PositiveInt = 1
     opened: bool = False
@@ -119,8 +118,8 @@ def first_entry(raw: bytes) -> Broadcast:
 
 
 def apply_entry(found: Broadcast, raw: bytes) -> None:
-    """Add an entry to a broadcast. A repeated entry changes nothing, and neither does an entry that is too late or too
-    early. Raises `WeightsError` for an entry that cannot be read.
+    """Add an entry to a broadcast. An entry that is repeated, too late or too early changes nothing. Raises
+    `WeightsError` for an unreadable entry.
     """
     try:
         entry = _Entry.model_validate_json(raw)
@@ -157,7 +156,7 @@ def _apply_to_open(attempt: Attempt, entry: _Entry) -> None:
 
 
 def assign_ranks(ready: Mapping[str, int]) -> dict[str, int]:
-    """First rank of every worker, in the order of their names. Rank 0 is the trainer."""
+    """Each worker's first rank, in the order of worker names. Rank 0 is the trainer."""
     first, assigned = 1, {}
     for worker in sorted(ready):
         assigned[worker] = first
@@ -166,13 +165,13 @@ def assign_ranks(ready: Mapping[str, int]) -> dict[str, int]:
 
 
 def round_number(uri: str) -> int | None:
-    """Number of the broadcast of the weights `uri`; None for stored weights."""
+    """The number of the broadcast that `uri` names; None for stored weights."""
     number = uri.removeprefix(URI_PREFIX)
     return int(number) if number != uri and number.isdecimal() else None
 
 
 class BroadcastLog:
-    """The log of one broadcast, read by one thread at a time; `append` and `keep` may be called from others."""
+    """One broadcast's log. Only one thread may read it at a time; other threads may call `append` and `keep`."""
 
     def __init__(self, buffer: BufferCore, number: int) -> None:
         self.number = number
@@ -191,7 +190,7 @@ class BroadcastLog:
         timeout_s: float,
         probe: Probe | None = None,
     ) -> tuple["BroadcastLog", StoredWeights]:
-        """Open a broadcast with its first attempt, and name its weights; the name is unique."""
+        """Open a broadcast with its first attempt, and give its weights a unique name."""
         specs = [list(spec) for spec in tensors]
         entry = {"tensors": specs, "join_s": join_s, "timeout_s": timeout_s, "nonce": secrets.token_hex(8)}
         if probe is not None:
@@ -205,7 +204,7 @@ class BroadcastLog:
         _append(self._buffer, self.number, orjson.dumps(entry))
 
     def read(self) -> Broadcast:
-        """Read the log up to now. Raises `WeightsError` if it is gone."""
+        """Read the log up to now. Raises `WeightsError` if the log is gone."""
         entries = self._buffer.send("XRANGE", self._key, b"(" + self._last, "+")
         for at, fields in entries:
             if self._found is None:
@@ -218,7 +217,7 @@ class BroadcastLog:
         return self._found
 
     def wait(self, condition: Callable[[Broadcast], bool], timeout_s: float) -> Broadcast:
-        """Read until `condition` holds, for at most `timeout_s`; returns the content of the log then."""
+        """Read until `condition` holds, for at most `timeout_s`; returns the log's content at the end."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             broadcast = self.read()
@@ -229,12 +228,12 @@ class BroadcastLog:
             self._buffer.send("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self._key, self._last)
 
     def keep(self) -> None:
-        """Extend the life of the log, for workers that come late."""
+        """Extend the log's life, for workers that come late."""
         self._buffer.send("EXPIRE", self._key, TTL_S)
 
 
 def _apply(found: Broadcast, raw: bytes) -> None:
-    """Add an entry, or skip an entry that cannot be read. All members do so, so they still agree."""
+    """Add an entry, or skip an unreadable entry. All members do this, so they still agree."""
     try:
         apply_entry(found, raw)
     except WeightsError as error:

@@ -1,7 +1,7 @@
 """The chain that leads to a version published as a delta: a complete copy, and the deltas from there on, in order.
 
-Invariant: the URI of such a version holds the SHA-256 of its chain, and the chain holds the SHA-256 of every delta, so
-a worker applies exactly the bytes that the trainer stored.
+Invariant: such a version's URI holds the SHA-256 of its chain, and the chain holds every delta's SHA-256, so a worker
+applies exactly the bytes that the trainer stored.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ _URI = re.compile(r"delta:([0-9a-f]{64})")
 
 
 class Link(BaseModel):
-    """One delta: its URI, its size and SHA-256, and the digests of the versions that it leads from and to."""
+    """One delta: its URI, size and SHA-256, and the digests of the versions that it leads from and to."""
 
     uri: str
     bytes: Annotated[int, Field(gt=0)]
@@ -47,7 +47,7 @@ class Chain(BaseModel):
 
     @property
     def uris(self) -> set[str]:
-        """Everything that a worker without any version needs."""
+        """The URIs of everything that a worker without any version needs."""
         return {self.complete, *(link.uri for link in self.deltas)}
 
     def extended(self, link: Link) -> "Chain":
@@ -65,7 +65,7 @@ class Chain(BaseModel):
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
-        """The chain that `encode` wrote. Raises `WeightsError` for anything else."""
+        """Decode a chain that `encode` wrote. Raises `WeightsError` for anything else."""
         try:
             return cls.model_validate_json(raw)
         except ValidationError as error:

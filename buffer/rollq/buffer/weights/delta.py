@@ -1,12 +1,12 @@
-"""A delta: the changes in the safetensors files of a model since the last version, tensor by tensor.
+"""A delta: the changes in a model's safetensors files since the last version, tensor by tensor.
 
-A delta file holds the compressed parts of the changed tensors, one after another, then an index in JSON, its length in
-8 bytes (little-endian), and `MAGIC`. A part is the XOR of at most `PART_BYTES` bytes of a tensor, with the bytes of its
-numbers sorted by significance, compressed with zstd. Both versions have the same safetensors headers, file by file, so
-that names, dtypes, shapes and offsets are the same.
+A delta file holds the changed tensors' compressed parts, one after another, then an index in JSON, the index's length
+in 8 bytes (little-endian), and `MAGIC`. A part is the XOR of at most `PART_BYTES` bytes of a tensor, with its numbers'
+bytes sorted by significance, compressed with zstd. Both versions have the same safetensors headers, file by file, so
+names, dtypes, shapes and offsets are the same.
 
-Invariant: `apply_delta` changes nothing outside the tensors of the files it is given, and allocates no more than a few
-times `PART_BYTES` and the index, for any delta. It raises `WeightsError` for a delta of another base.
+Invariant: for any delta, `apply_delta` changes nothing outside the tensors in the given files, and allocates no more
+than a few times `PART_BYTES` and the index. It raises `WeightsError` for a delta with another base.
 """
 
 import hashlib
@@ -29,9 +29,9 @@ from rollq.buffer.weights.manifest import MAX_HEADER_BYTES
 MAGIC = b"RQDELTA1"
 PART_BYTES = 32 << 20
 LEVEL = 1
-"""Compression level of zstd. Level 9 made the deltas of a real model 13 % smaller, in five times the time."""
+"""zstd's compression level. Level 9 made a real model's deltas 13 % smaller, in five times the time."""
 _WIDTHS = {"BF16": 2, "F16": 2, "I16": 2, "U16": 2, "F32": 4, "I32": 4, "U32": 4, "F64": 8, "I64": 8, "U64": 8}
-"""The size of one number, in bytes. Other dtypes count as bytes."""
+"""Dtype -> the size of one number, in bytes. Other dtypes count as bytes."""
 _TAIL_BYTES = 8 + len(MAGIC)
 
 Bytes = bytes | mmap.mmap
@@ -40,7 +40,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Span(NamedTuple):
-    """The bytes of one tensor in its file. `width` is the size of one of its numbers, in bytes."""
+    """One tensor's bytes in its file. `width` is the size of one number, in bytes."""
 
     name: str
     width: int
@@ -48,20 +48,20 @@ class Span(NamedTuple):
     stop: int
 
     def parts(self) -> Iterator[tuple[int, int]]:
-        """Start and stop of each part of at most `PART_BYTES`."""
+        """Yield the start and stop of each part of at most `PART_BYTES`."""
         return ((at, min(at + PART_BYTES, self.stop)) for at in range(self.start, self.stop, PART_BYTES))
 
 
 class ChangedTensor(BaseModel):
-    """The compressed size of each part, and the CRC-32 of the resulting tensor."""
+    """Each part's compressed size, and the resulting tensor's CRC-32."""
 
     sizes: list[Annotated[int, Field(gt=0)]]
     crc32: int
 
 
 class DeltaIndex(BaseModel):
-    """`base` and `result` are the digests of two versions; `header` is the SHA-256 of their safetensors headers.
-    `tensors` holds the changed tensors, in the order of their parts."""
+    """A delta's index. `base` and `result` are the digests of two versions; `header` is the SHA-256 of their
+    safetensors headers. `tensors` holds the changed tensors, in the order of their parts."""
 
     base: Sha256
     result: Sha256
@@ -70,13 +70,13 @@ class DeltaIndex(BaseModel):
 
 
 def can_encode(base: Sequence[Bytes], result: Sequence[Bytes]) -> bool:
-    """Whether a delta can lead from some safetensors files to others: they have the same headers."""
+    """Whether a delta can lead from `base` to `result`: these safetensors files have the same headers."""
     return [len(data) for data in base] == [len(data) for data in result] and _headers(base) == _headers(result)
 
 
 def encode_delta(base: Sequence[Bytes], result: Sequence[Bytes], digests: tuple[str, str], file: BinaryIO) -> None:
-    """Write the delta between safetensors files with the same headers. `digests` are the digests of the base and of the
-    result."""
+    """Write the delta between safetensors files with the same headers. `digests` holds the base's and the result's
+    digests."""
     tensors = {}
     for before, after in zip(base, result, strict=True):
         old, new = np.frombuffer(before, np.uint8), np.frombuffer(after, np.uint8)
@@ -93,8 +93,8 @@ def encode_delta(base: Sequence[Bytes], result: Sequence[Bytes], digests: tuple[
 def apply_delta(weights: Sequence[Path], delta: Path, base: str, result: str) -> None:
     """Turn the safetensors files `weights` of version `base` into version `result`, in place; both are digests.
 
-    The files are in the order in which `encode_delta` was given them. Raises `WeightsError` if the delta is damaged or
-    between other versions, or if the weights are not its base; the files then belong to no version.
+    The files must be in the same order as for `encode_delta`. Raises `WeightsError` if the delta is damaged or between
+    other versions, or if the weights are not its base; the files then belong to no version.
     """
     changes = np.memmap(delta, np.uint8, "r") if delta.stat().st_size else np.zeros(0, np.uint8)
     index, parts_end = _read_index(changes)
@@ -110,7 +110,7 @@ def apply_delta(weights: Sequence[Path], delta: Path, base: str, result: str) ->
 
 
 def _apply(files: Sequence[mmap.mmap], index: DeltaIndex, changes: ByteArray) -> None:
-    """Raises `ValueError` and other errors for a delta that does not fit, or is damaged."""
+    """Apply the changes. Raises `ValueError` and other errors for a delta that does not fit or is damaged."""
     if hashlib.sha256(_headers(files)).hexdigest() != index.header:
         raise ValueError("the tensors of its base have other names, dtypes or shapes")
     spans = {span.name: (data, span) for data in files for span in _spans(data)}
@@ -152,7 +152,7 @@ def _decompress(part: ByteArray, size: int, width: int) -> ByteArray:
 
 
 def _read_index(changes: ByteArray) -> tuple[DeltaIndex, int]:
-    """The index, and the end of the parts. Raises `WeightsError`."""
+    """Return the index, and where the parts end. Raises `WeightsError`."""
     tail = changes[-_TAIL_BYTES:].tobytes()
     length = int.from_bytes(tail[:8], "little")
     if tail[8:] != MAGIC or length > min(len(changes) - _TAIL_BYTES, MAX_HEADER_BYTES):
@@ -169,7 +169,7 @@ def _headers(files: Sequence[Bytes]) -> bytes:
 
 
 def _header(data: Bytes) -> bytes:
-    """The header of a safetensors file, with its length."""
+    """A safetensors file's header, with its length."""
     length = int.from_bytes(data[:8], "little")
     if not 0 < length <= min(len(data) - 8, MAX_HEADER_BYTES):
         raise ValueError("its base is not a safetensors file")
@@ -177,7 +177,7 @@ def _header(data: Bytes) -> bytes:
 
 
 def _spans(data: Bytes) -> list[Span]:
-    """The places of the tensors in a safetensors file. Raises `ValueError` and other errors for an incomplete file."""
+    """The spans of a safetensors file's tensors. Raises `ValueError` and other errors for an incomplete file."""
     header = _header(data)
     tensors: dict[str, Any] = orjson.loads(header[8:])
     tensors.pop("__metadata__", None)

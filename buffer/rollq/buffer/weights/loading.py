@@ -1,7 +1,7 @@
-"""Weights on a worker: found in a shared folder, or fetched into a local folder, whole or as deltas.
+"""Loads weights on a worker: finds them in a shared folder, or fetches them into a local folder, whole or as deltas.
 
-Invariant: `load_weights` has compared the weights with their manifest, and the manifest with the digest that the
-trainer published. It returns no other weights, even after a faulty delta.
+Invariant: `load_weights` returns only weights that it has compared with their manifest, after comparing the manifest
+with the digest that the trainer published, even after a faulty delta.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ from rollq.buffer.weights.store import read_chain, read_chunks, read_manifest
 log = logging.getLogger(__name__)
 
 KEPT_DOWNLOADS = 4
-"""The number of folders that a worker keeps: engines may need an adapter again that requests still use."""
+"""The number of folders that a worker keeps: engines may need an adapter again while requests still use it."""
 KEPT_MODELS = 2
-"""The number of folders with models that a worker keeps, which may be large: the last two versions."""
+"""The number of model folders, which may be large, that a worker keeps: the last two versions."""
 _COPY_BYTES = 8 << 20
 _FILE_URI = re.compile(r"file://(localhost)?/.*")
 _URI = re.compile(rf"{_FILE_URI.pattern}|redis:[0-9a-f]{{64}}/\d+|s3://.+|delta:[0-9a-f]{{64}}")
@@ -38,11 +38,11 @@ _UNREADABLE = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirect
 
 
 def load_weights(buffer: BufferCore, uri: str, digest: str, into: Path, verify: Verify = Verify.FULL) -> Path:
-    """Return a folder that holds the weights `uri`, compared with their manifest, whose sha256 is `digest`.
+    """Return a folder with the weights at `uri`, compared with their manifest, whose sha256 is `digest`.
 
-    A `file://` folder is returned as it is, compared as far as `verify` says; other weights are written to a folder
-    below `into`, where the oldest folders are removed. Raises `WeightsError` if the weights are missing or not the
-    announced weights, and `ServerError`.
+    A `file://` folder is returned unchanged, compared to the extent that `verify` sets; other weights are written to a
+    folder below `into`, where the oldest folders are removed. Raises `ServerError`, and `WeightsError` if the weights
+    are missing or not the announced weights.
     """
     if _URI.fullmatch(uri) is None:
         raise WeightsError(f"weights {uri!r}: neither file:///path, redis:<digest>/<n>, s3://bucket/... nor delta:<id>")
@@ -62,7 +62,7 @@ def load_weights(buffer: BufferCore, uri: str, digest: str, into: Path, verify: 
 
 
 class _Rebuild:
-    """Makes a complete folder of weights below `into`, from a version that is already there or the complete copy."""
+    """Makes a complete weights folder below `into`, from a version that is already there or from the complete copy."""
 
     def __init__(self, buffer: BufferCore, chain: Chain, manifest: Manifest, into: Path) -> None:
         self._buffer = buffer
@@ -72,7 +72,8 @@ class _Rebuild:
         self._moved_bytes = 0
 
     def run(self) -> None:
-        """Raises `WeightsError`. A base in `into` that has changed is removed, and the complete copy is used."""
+        """Make the folder; if a base in `into` has changed, remove it and use the complete copy. Raises
+        `WeightsError`."""
         start = self._newest_here()
         try:
             self._build(start)
@@ -81,7 +82,7 @@ class _Rebuild:
             self._build(None)
 
     def _newest_here(self) -> int | None:
-        """The last version of the chain that is in `into`, as an index of `Chain.versions`."""
+        """The chain's last version that is in `into`, as an index into `Chain.versions`."""
         here = [_folder_of(version, self._into).exists() for version in self._chain.versions]
         return max((index for index, exists in enumerate(here) if exists), default=None)
 
@@ -120,7 +121,7 @@ class _Rebuild:
             self._write_files(b"".join(read_chunks(self._buffer, uri)), folder)
 
     def _write_files(self, data: bytes, folder: Path) -> None:
-        """Divide the bytes of all files, in the order of their names."""
+        """Write the files from their joined bytes, in the order of file names."""
         if len(data) != sum(facts.bytes for facts in self._manifest.files.values()):
             digest = self._chain.digest[:12]
             raise WeightsError(f"weights {digest}: Redis holds {len(data)} bytes of them; publish them again")
@@ -146,7 +147,7 @@ class _Rebuild:
                 raise WeightsError(f"weights {str(base)!r}: {problem}; publish a complete copy") from error
 
     def _apply(self, links: Sequence[Link], folder: Path) -> None:
-        """Apply the deltas that were fetched, and compare the result with the manifest."""
+        """Apply the fetched deltas, and compare the result with the manifest."""
         for number, link in enumerate(links):
             delta = folder / f"{_DELTA_FILE}-{number}"
             apply_delta(weight_files(folder), delta, link.base, link.result)
@@ -175,7 +176,7 @@ class _BaseChanged(WeightsError):
 
 
 def _write(pieces: Iterable[bytes], path: Path, most: int) -> None:
-    """Write pieces to a file, until there are more than `most` bytes."""
+    """Write pieces to a file until it has more than `most` bytes."""
     size = 0
     with path.open("wb") as file:
         for piece in pieces:

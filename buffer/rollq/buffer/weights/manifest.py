@@ -1,7 +1,7 @@
-"""The manifest of a folder of weights: its files with their checksums, and every tensor's name, dtype and shape.
+"""The manifest of a weights folder: its files with their checksums, and every tensor's name, dtype and shape.
 
-Invariant: the digest of a manifest names the weights. A folder that agrees with its manifest holds what the trainer
-published, whole.
+Invariant: a manifest's digest names the weights. A folder that matches its manifest holds all that the trainer
+published.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 EDGE_BYTES = 1 << 20
 MAX_HEADER_BYTES = 100 << 20
-"""The limit of the safetensors library."""
+"""The safetensors library's limit."""
 
 
 class Verify(StrEnum):
@@ -39,7 +39,7 @@ class Verify(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """One file: its size, the sha256 of all of it, and of its first and last `EDGE_BYTES` together."""
+    """One file: its size, its sha256, and the sha256 of its first and last `EDGE_BYTES` together."""
 
     bytes: int
     sha256: str
@@ -48,7 +48,7 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """The dtype of a tensor, by its name in safetensors (`BF16`), and its shape."""
+    """A tensor's dtype, by its name in safetensors (`BF16`), and shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`kind` is `full` (a model) or `lora` (an adapter); files and tensors go by their names."""
+    """`kind` is `full` (a model) or `lora` (an adapter); files and tensors are keyed by name."""
 
     kind: str
     files: Mapping[str, FileFacts]
@@ -68,7 +68,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, raw: bytes) -> "Manifest":
-        """The manifest that `encode` wrote. Raises `WeightsError` for anything else, and for a file outside its
+        """Decode a manifest that `encode` wrote. Raises `WeightsError` for anything else, and for a file outside the
         folder."""
         try:
             content = orjson.loads(raw)
@@ -95,7 +95,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _facts_of(content: Any) -> FileFacts:
-    """Raises `TypeError` for other fields, and for a size that is not a number of bytes."""
+    """Decode a file's facts. Raises `TypeError` for other fields, and for a size that is not a number of bytes."""
     facts = FileFacts(**content)
     if not isinstance(facts.bytes, int) or facts.bytes < 0:
         raise TypeError(f"a file of {facts.bytes!r} bytes")
@@ -108,7 +108,7 @@ def digest_of(encoded: bytes) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of the model or adapter in `folder`, in the order of their names; they need not exist.
+    """The safetensors files of the model or adapter in `folder`, in name order; they need not exist.
 
     Raises `WeightsError` for an index that cannot be read.
     """
@@ -116,7 +116,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def published_files(folder: Path) -> list[Path]:
-    """The files of `folder` that workers need: `weight_files`, and the index of shards or an adapter's configuration.
+    """The files in `folder` that workers need: `weight_files`, and the shard index or an adapter's configuration.
 
     Raises `WeightsError` for an index that cannot be read.
     """
@@ -133,7 +133,7 @@ def _file_names(folder: Path) -> list[str]:
 
 
 def _shards(index: Path) -> list[str]:
-    """The names of the files that an index names."""
+    """The file names in an index."""
     try:
         shards = sorted(set(orjson.loads(index.read_bytes())["weight_map"].values()))
         for name in shards:
@@ -147,7 +147,7 @@ def _shards(index: Path) -> list[str]:
 
 
 def describe_folder(folder: Path, how: Verify = Verify.FULL) -> Manifest:
-    """The manifest of the weights in `folder`; files are read in parallel. Sums that `how` leaves out are empty. Raises
+    """The manifest of the weights in `folder`; reads files in parallel. Hashes that `how` omits are empty. Raises
     `WeightsError` if a file is missing, truncated, or not a safetensors file.
     """
     paths = published_files(folder)
@@ -157,14 +157,14 @@ def describe_folder(folder: Path, how: Verify = Verify.FULL) -> Manifest:
 
 
 def describe_bytes(files: Mapping[str, bytes]) -> Manifest:
-    """The manifest of weights in memory, file by file. Raises `WeightsError` as `describe_folder` does."""
+    """The manifest of in-memory weights, file by file. Raises `WeightsError` like `describe_folder`."""
     return _manifest({name: _describe(BytesIO(data), name) for name, data in files.items()})
 
 
 def verify_folder(folder: Path, manifest: Manifest, how: Verify) -> None:
-    """Compare a folder with the manifest of what was published; files are read in parallel.
+    """Compare a folder with the published manifest; reads files in parallel.
 
-    Raises `WeightsError`, which names the file and its problem.
+    Raises `WeightsError`, naming the file and its problem.
     """
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         paths = [folder / name for name in manifest.files]
@@ -181,7 +181,7 @@ def verify_folder(folder: Path, manifest: Manifest, how: Verify) -> None:
 
 
 def _compare(path: Path, wanted: FileFacts, found: FileFacts) -> None:
-    """Raise `WeightsError` if two files differ. Sums that were not computed are empty."""
+    """Raise `WeightsError` if two files differ. Hashes that were not computed are empty."""
     for what in ("bytes", "edges", "sha256"):
         announced, seen = getattr(wanted, what), getattr(found, what)
         if seen not in ("", announced):
@@ -226,8 +226,7 @@ def _describe(file: BufferedReader | BytesIO, name: str, how: Verify = Verify.FU
 
 
 def _read_header(file: BufferedReader | BytesIO, name: str, size: int) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, which has 8 bytes with the length of a JSON object, the object, and the
-    data."""
+    """The tensors in a safetensors file, which holds a JSON object's length in 8 bytes, the object, and the data."""
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     try:

@@ -12,15 +12,15 @@ from rollq.buffer.errors import WeightsError
 log = logging.getLogger(__name__)
 
 REQUEST_BYTES = 16 << 20
-"""Bytes in one request of an upload."""
+"""Bytes in one upload request."""
 CONNECTIONS = 4
-"""Concurrent requests of an upload."""
+"""Concurrent requests per upload."""
 STREAM_BYTES = 1 << 20
 PROGRESS_S = 10.0
 
 
 class ObjectStore:
-    """The objects of a bucket below a prefix. Every method raises `WeightsError` if the store fails."""
+    """A bucket's objects below a prefix. Every method raises `WeightsError` if the store fails."""
 
     def __init__(self, url: str) -> None:
         """Raises `ConfigError` for a URL that is not `s3://bucket/prefix`, a wrong endpoint, and without obstore."""
@@ -30,12 +30,12 @@ class ObjectStore:
         self._reader = open_bucket(url, {"timeout": "12h", "read_timeout": "60s"}, what="weights")
 
     def uri(self, name: str) -> str:
-        """The URI of an object, or of several whose names begin with `name/`."""
+        """The URI of an object, or of several objects whose names begin with `name/`."""
         return f"{self._url}/{name}"
 
     def upload(self, name: str, pieces: Iterable[bytes | memoryview], size: int) -> None:
-        """Store an object of `size` bytes as its pieces arrive, in several concurrent requests. It appears complete or
-        not at all."""
+        """Store an object of `size` bytes as its pieces arrive, in several concurrent requests. The object appears
+        complete or not at all."""
         import obstore
 
         progress = _Progress(f"uploading {self.uri(name)}", size)
@@ -75,7 +75,7 @@ class ObjectStore:
 
 
 class _Progress:
-    """Logs how far a transfer has come, every `PROGRESS_S` seconds."""
+    """Logs a transfer's progress every `PROGRESS_S` seconds."""
 
     def __init__(self, what: str, size: int) -> None:
         self._what = what
@@ -84,7 +84,7 @@ class _Progress:
         self._logged_s = monotonic()
 
     def through(self, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-        """The pieces, counted as they are taken."""
+        """Yield the pieces, counting them as they are taken."""
         for piece in pieces:
             yield piece
             self._done += len(piece)
@@ -95,7 +95,7 @@ class _Progress:
 
 @contextmanager
 def _explained(uri: str) -> Iterator[None]:
-    """Turn errors of obstore into a `WeightsError` of one line; errors of this machine's disk stay `OSError`."""
+    """Turn obstore errors into a one-line `WeightsError`; errors from this machine's disk stay `OSError`."""
     from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
     try:

@@ -1,5 +1,5 @@
-"""Logprobs of a few prompts under published weights, and sums of these weights: they show a worker whether its engine
-serves the same weights."""
+"""Logprobs for a few prompts under published weights, and bit sums of these weights, which show a worker whether its
+engine serves the same weights."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,18 +15,18 @@ from rollq.buffer.values.rollouts import Float32Array, Int32Array
 PROMPTS, PROMPT_TOKENS = 4, 24
 MOST_PROMPTS, MOST_TOKENS = 64, 1024
 TOLERANCES = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.15}
-"""Mean difference in nats that rounding may make. Compared with float32, SmolLM2-135M differed by 0.008 nats in float16
-and by 0.076 in bfloat16; tiny random models in vLLM differed by at most 1e-6 in float32."""
+"""The mean difference in nats that rounding may cause. Compared with float32, SmolLM2-135M differed by 0.008 nats in
+float16 and by 0.076 in bfloat16; tiny random models in vLLM differed by at most 1e-6 in float32."""
 QUANTIZED_TOLERANCE = 0.5
 """The same for dtypes that `TOLERANCES` lacks."""
 
 
 class BitSums(NamedTuple):
-    """The shape of a tensor, and its values added up as bits: rounded to bfloat16 and read as 16-bit integers.
+    """A tensor's shape, and its values summed as bits: rounded to bfloat16 and read as 16-bit integers.
 
-    There is one sum, or with three or more dimensions one sum for each index of the first dimension, which are the
-    experts of a layer. The sums are the same on every device, and change with a single expert of many, which hardly
-    affects logprobs.
+    There is one sum, or with three or more dimensions one sum per index of the first dimension, that is, per expert of
+    a layer. The sums are the same on every device, and change with a single expert of many, which hardly affects
+    logprobs.
     """
 
     shape: tuple[int, ...]
@@ -35,9 +35,9 @@ class BitSums(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
-    """Prompts int32 [T], the logprobs float32 [T - 1] in nats of all tokens of each prompt except the first, and the
-    dtype of the forward pass that gave them, as torch calls it (`bfloat16`). `sums` are the sums of parameters, by
-    their names in memory."""
+    """Prompts int32 [T], logprobs float32 [T - 1] in nats for all tokens of each prompt except the first, and torch's
+    name for the dtype of the forward pass that gave them (`bfloat16`). `sums` holds the parameters' bit sums, by their
+    names in memory."""
 
     dtype: str
     prompts: Sequence[Int32Array]
@@ -53,7 +53,7 @@ class Probe:
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
-        """The probe that `encode` wrote. Raises `WeightsError` for anything else."""
+        """Decode a probe that `encode` wrote. Raises `WeightsError` for anything else."""
         try:
             probe = _Probe.model_validate_json(raw)
         except ValidationError as error:
@@ -80,19 +80,19 @@ class _Probe(BaseModel):
 
 
 def probe_prompts(vocabulary: int) -> list[Int32Array]:
-    """The same prompts int32 [T] at every call, from the middle of a vocabulary, where no special tokens are."""
+    """The same prompts int32 [T] at every call, from the middle of a vocabulary, which has no special tokens."""
     rng = np.random.default_rng(0)
     low, high = vocabulary // 8, max(vocabulary // 2, 1)
     return [rng.integers(low, max(high, low + 1), PROMPT_TOKENS, dtype=np.int32) for _ in range(PROMPTS)]
 
 
 def tolerance_of(*dtypes: str) -> float:
-    """How far two forward passes of the same weights may differ on average, in nats, with these dtypes."""
+    """How far two forward passes with the same weights and these dtypes may differ on average, in nats."""
     return max(TOLERANCES.get(dtype, QUANTIZED_TOLERANCE) for dtype in dtypes)
 
 
 def difference(expected: Sequence[Float32Array], found: Sequence[Float32Array]) -> float:
-    """The mean distance of logprobs, in nats; infinity if some are missing or not finite."""
+    """The mean distance between logprobs, in nats; infinity if some are missing or not finite."""
     if [len(values) for values in expected] != [len(values) for values in found]:
         return float("inf")
     mean = float(np.abs(np.concatenate(expected) - np.concatenate(found)).mean())
@@ -100,8 +100,8 @@ def difference(expected: Sequence[Float32Array], found: Sequence[Float32Array]) 
 
 
 def wrong_tensors(expected: Mapping[str, BitSums], found: Mapping[str, BitSums]) -> list[str]:
-    """The tensors whose sums differ; experts are listed one by one. Tensors that one side lacks or has in another
-    shape, as in a sharded model, cannot be compared.
+    """The tensors whose sums differ; lists experts one by one. Tensors that one side lacks or has in another shape, as
+    in a sharded model, cannot be compared.
     """
     return [
         f"{name}[{index}]" if len(tensor.shape) > 2 else name

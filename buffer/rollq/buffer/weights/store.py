@@ -1,5 +1,5 @@
-"""The part of weights that is in Redis: manifest, probe and chain of every version, and chunks of small weights. No
-torch. Weights are named by the digest of their manifest, so storing the same weights again changes nothing.
+"""Keeps weights data in Redis: every version's manifest, probe and chain, and chunks of small weights. No torch. The
+manifest's digest names the weights, so storing the same weights again changes nothing.
 """
 
 import re
@@ -18,7 +18,7 @@ MAX_REDIS_BYTES = 64 << 20
 PROBE_PART, CHAIN_PART = 1_000_000, 1_000_001
 """The numbers of the chunks that hold the probe, and the chain of a version published as a delta."""
 KEPT_VERSIONS = 3
-"""How many of the last published versions stay, for workers that are slow to fetch them."""
+"""How many of the last published versions stay, for workers that are slow to fetch weights."""
 TTL_S = 24 * 3600
 """How long weights in Redis outlive their trainer, in seconds."""
 _DELTA = "delta-"
@@ -26,14 +26,14 @@ _REDIS_URI = re.compile(r"redis:((?:delta-)?[0-9a-f]{64})/(\d+)")
 
 
 class StoredWeights(NamedTuple):
-    """The URI of weights, and the SHA-256 of their manifest in hex."""
+    """The URI of weights, and their manifest's SHA-256 in hex."""
 
     uri: str
     digest: str
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """The weights of `folder`, file by file. Raises `WeightsError` when they are missing or too large for Redis."""
+    """The weights in `folder`, file by file. Raises `WeightsError` if they are missing or too large for Redis."""
     try:
         paths = published_files(folder)
         check_redis_size(sum(path.stat().st_size for path in paths))
@@ -46,7 +46,7 @@ def locate_weights(
     buffer: BufferCore, folder: Path, *, kept: int = KEPT_VERSIONS, probe: Probe | None = None
 ) -> StoredWeights:
     """Announce the weights in `folder` to workers that share the file system; see `record_weights`. Raises
-    `WeightsError` if they are incomplete.
+    `WeightsError` if the weights are incomplete.
     """
     manifest = describe_folder(folder).encode()
     return record_weights(buffer, manifest, folder.absolute().as_uri(), kept=kept, probe=probe)
@@ -55,7 +55,7 @@ def locate_weights(
 def record_weights(
     buffer: BufferCore, manifest: bytes, uri: str, *, kept: int = KEPT_VERSIONS, probe: Probe | None = None
 ) -> StoredWeights:
-    """Put the encoded manifest of weights that are elsewhere into Redis, with their probe."""
+    """Put the encoded manifest of weights stored elsewhere into Redis, with their probe."""
     _store(buffer, manifest, kept, probe)
     return StoredWeights(uri, digest_of(manifest))
 
@@ -65,8 +65,8 @@ def record_chain(
 ) -> StoredWeights:
     """Put the encoded manifest of weights into Redis, with their probe and the chain that leads to them.
 
-    Call this before their delta is stored, since data that a chain names is not removed. Live weights that another
-    chain leads to keep that chain and its URI, since workers may not have them yet.
+    Call this before storing their delta, since data that a chain names is not removed. Live weights that another chain
+    leads to keep that chain and its URI, since workers may not have these weights yet.
     """
     live, digest = buffer.live_model(), digest_of(manifest)
     if live is not None and live.digest == digest and is_chain(live.uri):
@@ -91,8 +91,7 @@ def store_weights(
 
 
 def delta_uri(sha256: str, size_bytes: int) -> str:
-    """The URI under which `store_delta` stores a delta. Raises `WeightsError` for a delta that is too large for
-    Redis."""
+    """The URI for `store_delta` to store a delta under. Raises `WeightsError` for a delta too large for Redis."""
     check_redis_size(size_bytes)
     return f"redis:{_DELTA}{sha256}/{-(-size_bytes // CHUNK_BYTES)}"
 
@@ -105,7 +104,7 @@ def store_delta(buffer: BufferCore, uri: str, data: memoryview) -> None:
 
 
 def read_chunks(buffer: BufferCore, uri: str) -> Iterable[bytes]:
-    """The bytes of weights, or of a delta, in Redis. Raises `WeightsError` if they are gone, and `ServerError`."""
+    """Yield the bytes of weights or a delta from Redis. Raises `ServerError`, and `WeightsError` if they are gone."""
     if (matched := _REDIS_URI.fullmatch(uri)) is None:
         raise WeightsError(f"weights {uri!r}: not redis:<digest>/<chunks>")
     first = 0 if matched[1].startswith(_DELTA) else 1  # the first chunk of weights is their manifest
@@ -117,7 +116,7 @@ def _chunks(data: bytes | memoryview) -> list[bytes]:
 
 
 def check_redis_size(size_bytes: int) -> None:
-    """Raise `WeightsError` for weights that are too large for Redis."""
+    """Raise `WeightsError` for weights too large for Redis."""
     if size_bytes > MAX_REDIS_BYTES:
         raise WeightsError(
             f"weights of {size_bytes / 2**20:.0f} MiB are too large for Redis (limit {MAX_REDIS_BYTES >> 20} MiB): "
@@ -133,7 +132,7 @@ def keep_weights(buffer: BufferCore) -> None:
 
 
 def read_manifest(buffer: BufferCore, uri: str, digest: str) -> bytes:
-    """The encoded manifest of published weights. Raises `WeightsError` if it is gone or replaced, `ServerError`."""
+    """The encoded manifest of published weights. Raises `ServerError`, and `WeightsError` if it is gone or replaced."""
     matched = _REDIS_URI.fullmatch(uri)
     if matched and matched[1] != digest:
         raise WeightsError(f"weights {uri!r}: the announced digest is {digest[:12]}...; publish again")
@@ -179,7 +178,7 @@ def _store(
     chain: Chain | None = None,
     data: Iterable[bytes] = (),
 ) -> None:
-    """Store weights by the digest of their manifest, and drop older ones.
+    """Store weights by their manifest's digest, and drop older weights.
 
     Weights that are not live yet, and may never be (their trainer was replaced), do not displace the live weights.
     """

@@ -1,1 +1,1 @@
-"""The encoding of samples, prompts and arrays in Redis, and the checks before they are put there."""
+"""Encodes samples, prompts and arrays for Redis, and checks them first."""

@@ -1,9 +1,9 @@
 """Large named arrays beside Redis: a file in a folder that workers and trainer share, named by an `ArrayRef`.
 
-Invariant: an array is loaded only if its bytes have the checksum that Redis holds. A file is named by its
-content and appears whole or not at all, so storing the same array again changes nothing. rollq never deletes these
-files; they belong to the owner of the folder. Each store updates the file's time, so it is safe to delete files that
-are older than the oldest group that can still be trained or replayed.
+Invariant: an array is loaded only if its bytes have the checksum that Redis holds. A file is named by its content and
+appears whole or not at all, so storing the same array again changes nothing. rollq never deletes these files; they
+belong to the folder's owner. Each store updates the file's time, so it is safe to delete files that are older than the
+oldest group that can still be trained or replayed.
 """
 
 import hashlib
@@ -26,9 +26,9 @@ ARRAY = "array"
 
 
 def store_array(folder: Path, array: npt.NDArray[Any]) -> ArrayRef:
-    """Write `array`, of any shape and a dtype of safetensors, to `folder`; return its reference for a segment.
+    """Write `array`, of any shape and a safetensors dtype, to `folder`; return its reference for a segment.
 
-    Raises `ArrayError` when it cannot be written.
+    Raises `ArrayError` if the array cannot be written.
     """
     try:
         data = safetensors.numpy.save({ARRAY: np.ascontiguousarray(array).reshape(array.shape)})
@@ -47,9 +47,9 @@ def store_array(folder: Path, array: npt.NDArray[Any]) -> ArrayRef:
 
 
 def load_array(array: npt.NDArray[Any] | ArrayRef) -> npt.NDArray[Any]:
-    """Load a referenced array and compare its checksum, dtype and shape; an array is returned as it is.
+    """Load a referenced array and compare its checksum, dtype and shape; an array is returned unchanged.
 
-    Raises `ArrayError` if the file is missing or does not hold what was stored.
+    Raises `ArrayError` if the file is missing or does not hold the stored array.
     """
     if not isinstance(array, ArrayRef):
         return array

@@ -17,11 +17,11 @@ DTYPES: Final = {
         "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
     }.items()
 }  # fmt: skip
-"""The dtypes of arrays, by their name in safetensors."""
+"""Array dtypes, by their names in safetensors."""
 
 
 def view_tensor(blob: bytes, data_at: int, entry: Mapping[str, Any]) -> npt.NDArray[Any]:
-    """The tensor that `entry` of the header describes, in data that begins at byte `data_at`; a read-only view.
+    """Return a read-only view of the tensor that the header's `entry` describes, in data from byte `data_at` on.
 
     Raises `LookupError`, `TypeError` or `ValueError` for an entry that describes no tensor.
     """
@@ -47,7 +47,7 @@ def check_vectors(ids: Sequence[Any], logprobs: Any, mask: Any) -> None:
 
 
 def decode_spans(spans: Sequence[Sequence[int]], tokens: int) -> tuple[VersionSpan, ...]:
-    """The version spans of a segment. Raises `ValueError` unless they cover its tokens."""
+    """Decode a segment's version spans. Raises `ValueError` unless they cover its `tokens`."""
     decoded, covered = tuple(map(VersionSpan._make, spans)), 0
     for epoch, version, count in decoded:
         is_whole = type(epoch) is type(version) is type(count) is int and 0 <= count <= MOST_VERSIONS

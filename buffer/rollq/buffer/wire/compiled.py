@@ -1,6 +1,6 @@
-"""The compiled passes over plain groups. If they were not built, Python does their work. A group is plain if all its
-samples have completed without an error, a loss mask or named arrays, as in most groups. The passes never refuse
-anything: for groups that are not plain they return None, and the Python code handles them or reports the problem. For
+"""The compiled passes over plain groups. If these were not built, Python does their work. A group is plain if all its
+samples have completed without an error, a loss mask or named arrays, as in most groups. The passes never refuse a
+group: for groups that are not plain they return None, and the Python code handles the group or reports the problem. For
 plain groups, both give the same result, byte for byte.
 """
 
@@ -32,7 +32,7 @@ SOURCE: Final = Path(__file__).with_name("_plain.c")
 
 
 def load(source: Path = SOURCE) -> ModuleType | None:
-    """The compiled module; None if there is none, or if it was compiled from anything but the present `source`."""
+    """The compiled module; None if there is none, or if it was compiled from anything but this `source`."""
     try:
         from rollq.buffer.wire import _plain
     except ImportError:  # installed without a compiler
@@ -62,11 +62,11 @@ if passes:
 
 
 class Scan(NamedTuple):
-    """The content of a plain group, by sample or by segment. `tokens` has the tokens of each response, and
-    `prompt_lengths` the lengths of the different prompts. For each (epoch, version) that made tokens, `loss_tokens` has
-    these two numbers and the tokens of each sample. `segments`, `lengths` and `reasons` are the inside of JSON lists.
-    `empty_details` is described in `rollq.buffer.wire.frame_encoding`. `has_numbers` says whether a sample has reward
-    parts or extra values. `prompts`, `ids` and `logprobs` are the arrays of all samples, one after another.
+    """A plain group's content, by sample or by segment. `tokens` counts each response's tokens, and `prompt_lengths`
+    holds the lengths of the different prompts. For each (epoch, version) that made tokens, `loss_tokens` has these two
+    numbers and each sample's token count. `segments`, `lengths` and `reasons` hold the inside of JSON lists.
+    `rollq.buffer.wire.frame_encoding` describes `empty_details`. `has_numbers` says whether a sample has reward parts
+    or extra values. `prompts`, `ids` and `logprobs` hold the arrays of all samples, one after another.
     """
 
     rewards: list[float]
@@ -87,7 +87,7 @@ class Scan(NamedTuple):
 
 
 def scan(samples: Sequence[Sample]) -> Scan | None:
-    """Check the samples of a group as `check_group` does, and read the data for its frame and its numbers."""
+    """Check a group's samples as `check_group` does, and read the data for the group's frame and numbers."""
     scanned = passes.scan(samples) if passes else None
     return Scan._make(scanned) if scanned else None
 
@@ -95,5 +95,5 @@ def scan(samples: Sequence[Sample]) -> Scan | None:
 def segments_of(
     count: int, rows: Any, prompts: list[Int32Array], ids: Int32Array, logprobs: Float32Array
 ) -> tuple[tuple[Segment, ...], ...] | None:
-    """The segments of each of `count` samples, from the arrays of a frame and the rows of its layout."""
+    """The segments of each of `count` samples, from a frame's arrays and layout rows."""
     return passes.segments(count, rows, prompts, ids, logprobs) if passes else None

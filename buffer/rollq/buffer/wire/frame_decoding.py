@@ -23,9 +23,9 @@ _REASONS: dict[str | None, FinishReason | None] = {None: None, **{reason.value: 
 
 
 def decode_samples(frame: bytes) -> Samples:
-    """Return the samples of a frame. Their arrays are read-only views of `frame`.
+    """Return a frame's samples. Their arrays are read-only views of `frame`.
 
-    Raises `CorruptFrame` for anything but a complete and unchanged frame of a known version.
+    Raises `CorruptFrame` for anything but a complete and unchanged frame with a known version.
     """
     data_at = _check_prefix(frame)
     try:
@@ -41,7 +41,7 @@ def decode_samples(frame: bytes) -> Samples:
 
 
 def decode_sample(frame: bytes) -> Sample:
-    """Return the sample of a frame that holds one. Raises `CorruptFrame` as `decode_samples` does."""
+    """Return the only sample in a frame. Raises `CorruptFrame` like `decode_samples`."""
     samples = decode_samples(frame)
     if len(samples) != 1:
         raise CorruptFrame(f"frame of {len(frame)} bytes holds {len(samples)} samples, not one")
@@ -49,7 +49,7 @@ def decode_sample(frame: bytes) -> Sample:
 
 
 def _check_prefix(frame: bytes) -> int:
-    """Return the byte at which the arrays of an intact frame begin."""
+    """Return the byte at which an intact frame's arrays begin."""
     size = len(frame)
     if size < HEAD.size:
         raise CorruptFrame(f"frame of {size} bytes is truncated: its first fields alone take {HEAD.size}")
@@ -72,7 +72,7 @@ def _check_prefix(frame: bytes) -> int:
 
 
 def _check_tokens(tokens: int, ids: Any, logprobs: Any, mask: Any) -> None:
-    """Raise `ValueError` if segments with `tokens` tokens in total do not use all of the arrays, or exceed them."""
+    """Raise `ValueError` unless segments with `tokens` tokens in total use the arrays exactly."""
     if tokens != len(ids) or tokens != len(logprobs) or (mask is not None and tokens != len(mask)):
         raise ValueError(f"segments have {tokens} tokens, arrays {len(ids)} ids and {len(logprobs)} logprobs")
 
@@ -108,7 +108,7 @@ def _decode(
 def _named_arrays(
     header: Mapping[str, Any], references: Mapping[str, Any], rows: Sequence[Any], view: Callable[[Any], Any]
 ) -> list[dict[str, npt.NDArray[Any] | ArrayRef]]:
-    """The named arrays of each segment, which the rest of the header and the references describe."""
+    """Each segment's named arrays, which the rest of the header and the references describe."""
     arrays: list[dict[str, npt.NDArray[Any] | ArrayRef]] = [{} for _ in rows]
     for index, of_segment in references.items():
         arrays[_index(int(index), rows)].update(_decode_references(of_segment))
@@ -144,21 +144,21 @@ def _segments(
 
 
 def _index(index: int, owners: Sequence[Any]) -> int:
-    """`index`, which must be one of `owners`: numpy and lists would take a negative index."""
+    """Return `index`, which must be an index of `owners`: numpy and lists would accept a negative index."""
     if not 0 <= index < len(owners):
         raise ValueError(f"{index} is none of {len(owners)}")
     return index
 
 
 def _numbers(values: Sequence[Any], *kinds: type) -> tuple[Any, ...]:
-    """The values as floats; None stays None. Raises `ValueError` for a value of any other type than these `kinds`."""
+    """Convert the values to floats; None stays None. Raises `ValueError` for a value whose type is not in `kinds`."""
     if not set(map(type, values)).issubset(kinds):
         raise ValueError(f"{values!r} are not numbers")
     return tuple([None if value is None else float(value) for value in values])
 
 
 def _columns(details: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
-    """The values of each field of `details`, one per sample. Raises `ValueError` for a value with another type."""
+    """For each field in `details`, one value per sample. Raises `ValueError` for a value with another type."""
     shared, each = details["shared"], details["each"]
     columns = {}
     for name, types in DETAILS.items():
@@ -195,7 +195,7 @@ def _objects(columns: Mapping[str, list[Any]], samples: Samples) -> tuple[Sample
 
 
 def _split(flat: Int32Array, lengths: Sequence[int]) -> list[Int32Array]:
-    """The arrays that `flat` consists of. Raises `ValueError` unless their lengths add up."""
+    """Split `flat` into arrays with these lengths. Raises `ValueError` unless the lengths add up."""
     arrays, start = [], 0
     for length in lengths:
         if not 0 <= length <= len(flat) - start:

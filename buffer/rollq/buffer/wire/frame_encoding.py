@@ -23,7 +23,7 @@ _TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
 _details_of = attrgetter(*DETAILS)
 _DETAIL_OF = {name: attrgetter(name) for name in DETAILS}
 Tensor = tuple[str, str, list[int], int, list[Any]]
-"""Name, safetensors dtype, shape, bytes, and the buffers that make up its data."""
+"""Name, safetensors dtype, shape, bytes, and the buffers that make up the data."""
 
 
 def encode_samples(samples: Sequence[Sample]) -> bytes:
@@ -53,7 +53,7 @@ def _check_length(frame: bytes | Pieces, length: int) -> None:
 
 
 def _encode(samples: Sequence[Sample]) -> tuple[int, list[Any]]:
-    """The length that a frame must have, and its parts."""
+    """The length that the frame must have, and the frame's parts."""
     fields, prompts = Samples.of(samples), _Prompts()
     owned = [(owner, segment) for owner, segments in enumerate(fields.segments) for segment in segments]
     segments = [segment for _, segment in owned]
@@ -75,7 +75,7 @@ def _encode(samples: Sequence[Sample]) -> tuple[int, list[Any]]:
 
 
 class _Prompts:
-    """The different prompts among the added prompts, and the total of their tokens."""
+    """The different prompts among the added prompts, and their total number of tokens."""
 
     def __init__(self) -> None:
         self.found: list[Int32Array] = []
@@ -84,7 +84,7 @@ class _Prompts:
         self._by_content: dict[tuple[int, int], int] = {}
 
     def add(self, ids: Int32Array) -> int:
-        """The index of the prompt among the prompts so far."""
+        """Add a prompt; returns its index among the different prompts."""
         index = self._by_object.get(id(ids))
         if index is None:
             content = np.ascontiguousarray(ids)
@@ -99,8 +99,8 @@ class _Prompts:
 
 
 def _mask(segment: Segment) -> Any:
-    """The mask of a segment that lacks one beside segments that have one: all True, so that the tensor covers every
-    response id."""
+    """A segment's mask; all True for a segment without a mask beside segments with masks, so that the tensor covers
+    every response id."""
     return b"\1" * len(segment.response_ids) if segment.loss_mask is None else segment.loss_mask
 
 
@@ -123,12 +123,12 @@ def _encode_layout(fields: Samples, prompts: _Prompts, rows: Sequence[Any]) -> b
 
 
 def _layout_of(segment: Segment) -> tuple[int, bool, list[tuple[int, ...]]]:
-    """Response tokens, whether there is a mask, and version spans."""
+    """The number of response tokens, whether there is a mask, and the version spans."""
     return len(segment.response_ids), segment.loss_mask is not None, list(map(tuple, segment.versions))
 
 
 def _references(segment: Segment) -> dict[str, tuple[str, str, tuple[int, ...], str]]:
-    """The segment's arrays that are stored outside Redis: name -> the fields of its reference."""
+    """The segment's arrays that are stored outside Redis: name -> the reference's fields."""
     return {
         name: (array.uri, array.sha256, array.shape, array.dtype)
         for name, array in segment.arrays.items()
@@ -137,8 +137,8 @@ def _references(segment: Segment) -> dict[str, tuple[str, str, tuple[int, ...], 
 
 
 def encode_details(samples: Sequence[Sample], empty: Sequence[bytes | None] | None = None) -> bytes:
-    """The other fields: a field in `shared` has one value for all samples, a field in `each` has a list. `empty` is the
-    result of `empty_details`, which is called if it is not given.
+    """Encode the other fields: a field in `shared` has one value for all samples, a field in `each` has a list. `empty`
+    is the result of `empty_details`, which is called if `empty` is missing.
     """
     shared, each = dict[str, orjson.Fragment](), dict[str, list[orjson.Fragment]]()
     for name, text in zip(DETAILS, empty_details(samples) if empty is None else empty, strict=True):
@@ -155,7 +155,7 @@ def encode_details(samples: Sequence[Sample], empty: Sequence[bytes | None] | No
 
 
 def empty_details(samples: Sequence[Sample]) -> list[bytes | None]:
-    """For each field of `DETAILS`, the JSON of its value if that is empty in all samples and of one type, else None."""
+    """For each field in `DETAILS`, the JSON of its value if all samples have an empty value of one type, else None."""
     columns = zip(*map(_details_of, samples), strict=True) if samples else [()] * len(DETAILS)
     return [_empty(name, values) for name, values in zip(DETAILS, columns, strict=True)]
 
@@ -213,7 +213,7 @@ def _named_arrays(fields: Samples) -> list[Tensor]:
 
 
 def pack(tensors: Sequence[Tensor]) -> tuple[int, list[Any]]:
-    """The length that the frame of these tensors must have, and its parts. Raises `InvalidGroup`."""
+    """The length that these tensors' frame must have, and the frame's parts. Raises `InvalidGroup`."""
     header = {}
     buffers = []
     offset = 0

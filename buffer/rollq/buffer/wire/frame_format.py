@@ -1,8 +1,8 @@
-"""The layout of a frame, which holds the samples of a whole group, or a single sample.
+"""The layout of a frame, which holds a whole group's samples, or a single sample.
 
 A frame is a prefix and a safetensors blob; `safetensors.numpy.load(frame[PREFIX.size:])` reads it.
 
-    prefix         24 bytes, little endian: magic, version of this layout, length and xxh3_64 of all that follows
+    prefix         24 bytes, little endian: magic, layout version, length and xxh3_64 of all that follows
     header         8 bytes of length, then JSON: tensor name -> dtype, shape, offsets; padded to 8 bytes
     prompts        int32    the different prompts, one after another
     ids            int32    the response ids of every segment, one after another
@@ -10,7 +10,7 @@ A frame is a prefix and a safetensors blob; `safetensors.numpy.load(frame[PREFIX
     loss_mask      bool     of every response id; absent when no segment has a mask
     s<i>/<name>    any      the named arrays of segment i, counted over all samples
     layout         uint8    JSON: what training needs beside the arrays; lengths, version spans, rewards, references
-    details        uint8    JSON: all else, by field; what all samples have in common is written once
+    details        uint8    JSON: all else, by field; a value that all samples share is written once
 
 Larger items come first, so that every array of a frame is aligned and decodes as a view. Invariant: for any bytes,
 `decode_samples` returns samples or raises `CorruptFrame`. `Sample` objects are made on first use.
@@ -27,7 +27,7 @@ FRAME_VERSION = 3
 PREFIX = struct.Struct("<4sIQQ")
 HEAD = struct.Struct(PREFIX.format + "Q")
 MAX_FRAME_BYTES = 512 << 20
-"""Redis keeps no longer string."""
+"""The longest string that Redis keeps."""
 DETAILS: Mapping[str, tuple[type, ...]] = {
     "reward_parts": (dict,),
     "text": (str,),
@@ -39,6 +39,6 @@ DETAILS: Mapping[str, tuple[type, ...]] = {
     "tools": (list, tuple),
     "tool_choice": (str, dict, NoneType),
 }
-"""Fields of a sample that only its object has, and the types of their values."""
+"""The fields that only a `Sample` object has, and their value types."""
 EMPTY: Mapping[type, bytes] = {dict: b"{}", str: b'""', NoneType: b"null", list: b"[]", tuple: b"[]"}
-"""Empty values as JSON: most fields of most samples."""
+"""Empty values as JSON, which most fields of most samples have."""

@@ -1,10 +1,10 @@
-"""The fields in which Redis holds a group's samples: fields of a hash, each with a frame.
+"""The hash fields in which Redis holds a group's samples, each with a frame.
 
-A group that is whole has one field, `WHOLE`, with the frame of all its samples. A large frame is a separate key
-instead, so that it need not pass through a function (see `lua/common/samples.lua`).
+A whole group has one field, `WHOLE`, with the frame of all its samples. A large frame is a separate key instead, so
+that it need not pass through a function (see `lua/common/samples.lua`).
 
 A group that waits to be continued has a field for each sample that was put later, by its index, and from `group_size`
-on the parts that were salvaged (see `rollq.buffer.wire.parts`). They take precedence over the same sample in `WHOLE`.
+on, the salvaged parts (see `rollq.buffer.wire.parts`). These fields take precedence over the same sample in `WHOLE`.
 """
 
 import logging
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)
 """Statuses of samples that are still to be generated."""
 MOST_INLINE_BYTES = 32 << 10
-"""A larger frame of a whole group becomes a payload."""
+"""A whole group's frame that is larger becomes a payload."""
 
 
 def encode_payload(
@@ -36,8 +36,8 @@ def encode_payload(
     vocab_size: int | None = None,
     max_bytes: int | None = None,
 ) -> dict[str, bytes]:
-    """Check a group (see `check_group`), and return the fields to be stored: those for the whole group if all samples
-    have ended, otherwise the fields of the `new` samples.
+    """Check a group (see `check_group`), and return the fields to store: the whole group's field if all samples have
+    ended, otherwise the `new` samples' fields.
 
     Raises `InvalidGroup`, including for frames that together exceed `max_bytes`.
     """
@@ -58,8 +58,8 @@ def encode_whole(
     max_bytes: int | None = None,
     inserted: bool = False,
 ) -> Pieces:
-    """The frame of a whole group, as `encode_payload` makes it, without a copy of its arrays. `inserted` is
-    described in `check_group`."""
+    """The frame of a whole group, as `encode_payload` makes it, without a copy of its arrays. For `inserted`, see
+    `check_group`."""
     check_group(samples, group_size=group_size, vocab_size=vocab_size, inserted=inserted)
     frame = encode_in_pieces(samples)
     _check_size(len(frame), max_bytes)
@@ -67,7 +67,7 @@ def encode_whole(
 
 
 def sample_problem(sample: Sample) -> str | None:
-    """Why the buffer would refuse a group for one of its samples; None if it would not."""
+    """Why the buffer would refuse a group because of this sample; None if it would not."""
     try:
         scan = compiled.scan((sample,))
         if scan is None:
@@ -96,25 +96,25 @@ def _encode_one(sample: Sample, index: int) -> bytes:
 
 
 def is_large(size_bytes: int) -> bool:
-    """Whether a frame of a whole group of this size becomes a payload."""
+    """Whether a whole group's frame of this size becomes a payload."""
     return size_bytes > MOST_INLINE_BYTES
 
 
 def frame_bytes(stored: Mapping[str, bytes], *, group_size: int) -> int:
-    """The size of the frames of a group, without parts."""
+    """The total size of a group's frames, without parts."""
     return sum(len(frame) for field, frame in stored.items() if field == WHOLE or int(field) < group_size)
 
 
 def decode_group(stored: Mapping[str, bytes], *, group_size: int) -> Samples:
-    """The samples of a whole group. Raises `CorruptFrame`, including for a group that lacks samples."""
+    """Decode a whole group's samples. Raises `CorruptFrame`, including for a group that lacks samples."""
     if stored.keys() != {WHOLE}:
         raise CorruptFrame(f"it has samples {sorted(stored)} in the store, and {group_size} are needed")
     return _decode_whole(stored, group_size)
 
 
 def decode_kept(stored: Mapping[str, bytes], letters: str, name: str) -> tuple[Sample, ...]:
-    """The samples that earlier attempts at a group left, by its `letters`; `EMPTY_SAMPLE` where there is none. A sample
-    that cannot be read is logged and left out, so that it is generated again. `name` names the group in the log.
+    """The samples that earlier attempts at a group left, by its `letters`; `EMPTY_SAMPLE` for a missing sample. Logs an
+    unreadable sample and leaves it out, so that it is generated again. `name` names the group in the log.
     """
     single, whole = frames_by_index(stored), _readable(stored, len(letters), name)
     samples = [EMPTY_SAMPLE] * len(letters)
@@ -131,7 +131,7 @@ def decode_kept(stored: Mapping[str, bytes], letters: str, name: str) -> tuple[S
 
 
 def _readable(stored: Mapping[str, bytes], group_size: int, name: str) -> Samples | None:
-    """The samples of the frame of the whole group; None if there is none, or it cannot be read."""
+    """The samples in the whole group's frame; None if that is missing or unreadable."""
     try:
         return _decode_whole(stored, group_size) if WHOLE in stored else None
     except CorruptFrame as error:

@@ -1,8 +1,8 @@
-"""Reading the images that prompts refer to.
+"""Reads the images that prompts refer to.
 
-Redis holds a reference per group: the place of a file and its checksum, or a small file itself. The
-worker reads it from there for its engine, and the trainer for its model. rollq never deletes these files; keep
-them for as long as groups that name them may be trained or replayed.
+For each group, Redis holds references: a file's URL and checksum, or a small file itself. The worker reads the files
+for its engine, and the trainer for its model. rollq never deletes these files; keep them for as long as groups that
+name them may be trained or replayed.
 """
 
 import base64
@@ -21,9 +21,9 @@ from rollq.buffer.errors import ImageError
 from rollq.buffer.values.rollouts import ImageRef
 
 MOST_IMAGE_BYTES: Final = 64 << 20
-"""The size of the largest file that is read, in bytes."""
+"""The size of the largest file to read, in bytes."""
 INLINE: Final = "data:;base64,"
-"""Before the base64 form of a file that is its own URL."""
+"""The prefix of a URL that holds the file itself, in base64."""
 TIMEOUT_S: Final = 30
 """How long a server may be silent, in seconds."""
 DOWNLOAD_S: Final = 120.0
@@ -33,7 +33,7 @@ DOWNLOAD_S: Final = 120.0
 def read_image(image: ImageRef) -> bytes:
     """Read an image's file, and compare its checksum.
 
-    Raises `ImageError` if it cannot be read, is larger than `MOST_IMAGE_BYTES`, or has another checksum.
+    Raises `ImageError` if the file cannot be read, is larger than `MOST_IMAGE_BYTES`, or has another checksum.
     """
     data = read_file(image.url)
     if (sha256 := digest_of_image(data)) != image.sha256:
@@ -44,7 +44,7 @@ def read_image(image: ImageRef) -> bytes:
 
 
 def read_file(url: str) -> bytes:
-    """Read the file at a URL. Raises `ImageError` if it cannot be read, is empty, or larger than `MOST_IMAGE_BYTES`."""
+    """Read the file at a URL. Raises `ImageError` if it is unreadable, empty, or larger than `MOST_IMAGE_BYTES`."""
     try:
         data = _read(url)
     except (OSError, ValueError, HTTPException) as error:  # a URL or base64 that is malformed is a ValueError
@@ -57,17 +57,17 @@ def read_file(url: str) -> bytes:
 
 
 def inline_image(data: bytes) -> ImageRef:
-    """The reference to a file that holds the file itself."""
+    """A reference that holds the file itself."""
     return ImageRef(INLINE + base64.b64encode(data).decode(), digest_of_image(data))
 
 
 def digest_of_image(data: bytes) -> str:
-    """The sha256 of a file in hex."""
+    """A file's sha256 in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 def _read(url: str) -> bytes:
-    """The bytes of a file, at most one more than `MOST_IMAGE_BYTES`. Raises `OSError` and `ValueError`."""
+    """Read a file, up to one byte more than `MOST_IMAGE_BYTES`. Raises `OSError` and `ValueError`."""
     if url.startswith(INLINE):
         try:
             return base64.b64decode(url[len(INLINE) :], validate=True)
@@ -94,7 +94,7 @@ def _read(url: str) -> bytes:
 
 
 class _Deadline:
-    """Cuts connections off at a time, since a server that sends a byte now and then is never silent."""
+    """Cuts connections off at a deadline, since a server that sends a byte now and then is never silent."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s, self._is_over = limit_s, False
@@ -152,7 +152,7 @@ class _HttpsUntil(HTTPSHandler):
 
 
 class _OnlyHttps(HTTPRedirectHandler):
-    """Follows redirects to https alone."""
+    """Follows only redirects to https."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         if not newurl.startswith("https://"):

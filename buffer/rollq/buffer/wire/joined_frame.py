@@ -7,15 +7,15 @@ import numpy as np
 
 
 class Pieces:
-    """A frame that was not joined. Its parts are the arrays it was made of, which must not change while it exists."""
+    """An unjoined frame. Its parts are the arrays that it was made from, which must not change while it exists."""
 
     def __init__(self, parts: Iterable[Any]) -> None:
-        """`parts` are contiguous arrays, and bytes."""
+        """`parts` are contiguous arrays or bytes."""
         self.parts = list(map(_as_bytes, parts))
         self._size_bytes = sum(map(len, self.parts))
 
     def __len__(self) -> int:
-        """Its size in bytes."""
+        """The frame's size in bytes."""
         return self._size_bytes
 
     def __bytes__(self) -> bytes:

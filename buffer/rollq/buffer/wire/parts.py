@@ -1,9 +1,9 @@
 """Samples that are stored part by part while they are made.
 
 A part is a sample that holds only the tokens that earlier parts lack. Its first segment has no prompt if it continues
-the last segment before it; its other fields describe the whole sample so far. In Redis, a part is a frame behind 12
-bytes, little endian: the index of its sample, the response tokens before it (0: it replaces all parts before it), and
-how many of its response tokens are new.
+the previous part's last segment; its other fields describe the whole sample so far. In Redis, a part is a frame behind
+12 bytes, little endian: the index of its sample, the number of response tokens before the part (0: it replaces all
+earlier parts), and how many of its response tokens are new.
 """
 
 import struct
@@ -22,15 +22,15 @@ _HEAD = struct.Struct("<III")
 
 
 def encode_part(part: SamplePart) -> bytes:
-    """The bytes of a part. Raises `InvalidGroup` as `encode_samples` does."""
+    """Encode a part. Raises `InvalidGroup` like `encode_samples`."""
     new_tokens = max(part.sample.response_tokens - part.tokens_again, 0)
     head = _HEAD.pack(part.index, part.tokens_before, new_tokens)
     return head + encode_samples([part.sample])
 
 
 def decode_parts(index: int, stored: Mapping[int, bytes], *, group_size: int) -> Sample | None:
-    """Sample number `index` from the `stored` fields of its group: frames by index, and parts from `group_size` on.
-    None if nothing of it is stored. Raises `CorruptFrame`, including for a missing part.
+    """Decode sample number `index` from its group's `stored` fields: frames by index, and parts from `group_size` on.
+    Returns None if nothing of it is stored. Raises `CorruptFrame`, including for a missing part.
     """
     frames = [(0, stored[index])] if index in stored else []
     for owner, tokens_before, _, frame in _parts(stored, group_size):
@@ -50,12 +50,12 @@ def decode_parts(index: int, stored: Mapping[int, bytes], *, group_size: int) ->
 
 
 def tokens_in_parts(stored: Mapping[int, bytes], *, group_size: int) -> int:
-    """Response tokens in all parts that are `stored` for a group, each counted once."""
+    """The number of response tokens in all of a group's `stored` parts, each counted once."""
     return sum(tokens for _, _, tokens, _ in _parts(stored, group_size))
 
 
 def _parts(stored: Mapping[int, bytes], group_size: int) -> Iterator[tuple[int, int, int, bytes]]:
-    """The parts, in order: index of the sample, response tokens before the part, new tokens in it, and its frame.
+    """Yield the parts, in order: sample index, response tokens before the part, new tokens in the part, and its frame.
 
     Parts without a complete head are left out; a later part of the same sample then follows a gap.
     """
@@ -78,7 +78,7 @@ def rest_of(sample: Sample, tokens: int) -> Sample:
 
 
 def join_parts(parts: Sequence[Sample]) -> Sample:
-    """The sample that was made in these parts, at least one."""
+    """Join one or more parts to the sample that was made in them."""
     runs: list[list[Segment]] = []
     for part in parts:
         for segment in part.segments:
@@ -90,7 +90,7 @@ def join_parts(parts: Sequence[Sample]) -> Sample:
 
 
 def join_spans(first: tuple[VersionSpan, ...], second: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
-    """The spans of both, with adjacent spans of the same weights merged."""
+    """All spans, with adjacent spans of the same weights merged."""
     if first and second and first[-1][:2] == second[0][:2]:
         epoch, version, tokens = first[-1]
         second = (VersionSpan(epoch, version, tokens + second[0].tokens), *second[1:])
@@ -142,7 +142,7 @@ def _mask(segment: Segment) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 
 def _joined_arrays(run: Sequence[Segment]) -> NamedArrays:
-    """Arrays per token, which every later segment has, are joined; other arrays come from the first segment."""
+    """Join per-token arrays, which every later segment has; take other arrays from the first segment."""
     first, *others = run
     return {
         name: np.concatenate([segment.arrays[name] for segment in run])

@@ -21,9 +21,9 @@ def _statuses(count: int) -> bytes:
 
 
 class PlainGroup(NamedTuple):
-    """A plain group as it is sent. `rows` and `outcomes` are described in `rollq.buffer.wire.sample_rows` and
-    `sample_outcomes`. `rewards` and `tokens` have a value for each sample. For each (epoch, version) that made tokens,
-    `loss_tokens` has these two numbers and the tokens of each sample.
+    """A plain group as it is sent. `rollq.buffer.wire.sample_rows` describes `rows`, and `sample_outcomes` describes
+    `outcomes`. `rewards` and `tokens` have a value for each sample. For each (epoch, version) that made tokens,
+    `loss_tokens` has these two numbers and each sample's token count.
     """
 
     frame: Pieces

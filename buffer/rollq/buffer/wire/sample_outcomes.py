@@ -1,4 +1,5 @@
-"""The outcome of each sample of a group, beside its numbers in Redis: lists and queries need not read its samples.
+"""The outcome of each of a group's samples, stored beside the group's numbers so that lists and queries need not read
+samples.
 
 In Redis the outcomes are JSON, by column: `[rewards, tokens, finish reasons, {index: error}, {index: failure}]`.
 """
@@ -14,14 +15,14 @@ from rollq.buffer.values.rollouts import Sample, SampleStatus
 log = logging.getLogger(__name__)
 
 ERROR_CHARACTERS = 200
-"""The most characters of an error that an outcome keeps."""
+"""The most characters that an outcome keeps of an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleOutcome:
     """One sample that has started. `reward` is the judge's reward, None without one. `tokens` counts response tokens in
-    all segments. A sample that is finished and judged, and so may be trained, is `is_valid`. `error` is shortened, ""
-    without an error. `failure` is the value of its `FailureKind`, None unless it has failed."""
+    all segments. `is_valid` is true if the sample is finished and judged, and so may be trained. `error` is shortened,
+    "" without an error. `failure` is the value of its `FailureKind`, None unless the sample has failed."""
 
     index: int
     reward: float | None
@@ -33,7 +34,7 @@ class SampleOutcome:
 
 
 def encode_outcomes(samples: Sequence[Sample], tokens: Sequence[int]) -> bytes:
-    """The outcomes of all samples as Redis holds them. `tokens` has the tokens of each response."""
+    """Encode all samples' outcomes as Redis holds them. `tokens` counts each response's tokens."""
     return encode_columns(
         [sample.reward for sample in samples],
         tokens,
@@ -50,14 +51,14 @@ def encode_columns(
     errors: Sequence[str | None],
     failures: Sequence[str | None],
 ) -> bytes:
-    """The outcomes as Redis holds them, from columns with an entry for each sample."""
+    """Encode outcomes as Redis holds them, from columns with an entry for each sample."""
     cut = {str(index): error[:ERROR_CHARACTERS] for index, error in enumerate(errors) if error}
     failed = {str(index): kind for index, kind in enumerate(failures) if kind}
     return orjson.dumps([rewards, tokens, finish_reasons, cut, failed], option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def decode_outcomes(encoded: bytes | str, letters: str) -> tuple[SampleOutcome, ...]:
-    """The outcomes of the samples that have started, by `letters`. If they are unreadable, logs that and returns
+    """Decode the outcomes of samples that have started, by `letters`. If they are unreadable, logs this and returns
     none."""
     if not encoded:
         return ()
@@ -83,10 +84,10 @@ def decode_outcomes(encoded: bytes | str, letters: str) -> tuple[SampleOutcome, 
 
 
 def longest(outcomes: Iterable[SampleOutcome]) -> int | None:
-    """The tokens of the longest response; None without any."""
+    """The longest response's number of tokens; None without responses."""
     return max((outcome.tokens for outcome in outcomes), default=None)
 
 
 def rewards_of(outcomes: Iterable[SampleOutcome]) -> list[float]:
-    """The rewards of the samples that have one."""
+    """The rewards of the samples that have rewards."""
     return [outcome.reward for outcome in outcomes if outcome.reward is not None]

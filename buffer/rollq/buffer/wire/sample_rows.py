@@ -1,10 +1,10 @@
-"""The rows of a group: the data that every rank of a trainer needs of each sample, without its tokens.
+"""A group's rows: the data that every trainer rank needs about each sample, without tokens.
 
-A claim returns the rows of its groups. From them all ranks compute the same rewards, advantages, counts and shares;
-the tokens of a group are read by the ranks that train them.
+A claim returns its groups' rows. From these, all ranks compute the same rewards, advantages, counts and shares; only
+the ranks that train a group read its tokens.
 
 In Redis the rows are JSON, by column: `[rewards, lengths, [[epoch, version, loss tokens of each sample...], ...],
-labelled, numbers]`. A length is a number, or a list for a sample with several sequences. `numbers` is left out when
+labelled, numbers]`. A length is a number, or a list for a sample with several sequences. `numbers` is left out if
 there are none.
 """
 
@@ -29,13 +29,13 @@ Weights = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class SampleRows:
-    """The rows of a group. Each field has an entry per sample.
+    """A group's rows. Each field has an entry per sample.
 
-    `rewards` are the judge's rewards, None for a sample that is not trained because it failed. `lengths` count the
-    tokens of prompt and response, for each segment that has any. `loss_tokens` count the tokens that the loss may
-    count, by the weights (epoch, version) that made them; inserted tokens are under (`NO_EPOCH`, `NO_VERSION`). A
-    `labelled` sample brings its own labels, and its tokens count at any age. `numbers` are described in
-    `rollq.buffer.values.sample_numbers`.
+    `rewards` holds the judge's rewards, None for a sample that is not trained because it failed. `lengths` counts
+    prompt and response tokens, for each segment that has any. `loss_tokens` counts the tokens that the loss may count,
+    by the weights (epoch, version) that made them; inserted tokens are under (`NO_EPOCH`, `NO_VERSION`). A `labelled`
+    sample brings its own labels, and its tokens count at any age. `rollq.buffer.values.sample_numbers` describes
+    `numbers`.
     """
 
     rewards: tuple[float | None, ...]
@@ -69,7 +69,7 @@ class SampleRows:
 
     @classmethod
     def decode(cls, encoded: bytes) -> Self:
-        """The rows that `encode` wrote. Raises `CorruptFrame` for anything else."""
+        """Decode rows that `encode` wrote. Raises `CorruptFrame` for anything else."""
         try:
             rewards, lengths, loss_tokens, labelled, *numbers = orjson.loads(encoded)
             rows = cls(
@@ -104,7 +104,7 @@ def _number(value: Any) -> float | None:
 
 
 def _loss_tokens_by_weights(samples: Sequence[Sequence[Segment]]) -> dict[Weights, tuple[int, ...]]:
-    """The loss tokens of each sample that these weights made."""
+    """Each sample's number of loss tokens, by the weights that made them."""
     by_weights: dict[Weights, list[int]] = {}
     for index, of_sample in enumerate(samples):
         for segment in of_sample:

@@ -1,7 +1,7 @@
-"""Validation of groups before they enter the buffer. `put` and `insert` call it, and all later code relies on it.
+"""Validates groups before they enter the buffer. `put` and `insert` call this, and all later code relies on it.
 
-A good group is the common case and is checked in one pass over all its samples, with few numpy calls: a call on a
-short array costs about as much as the rest of its sample. Only an invalid group is searched for the offender.
+Most groups are valid, and one pass over all samples checks them with few numpy calls: a call on a short array costs
+about as much as the rest of its sample. Only an invalid group is searched for the offender.
 """
 
 import math
@@ -19,13 +19,13 @@ from rollq.buffer.values.sample_columns import temperature_of
 SHORT_ENTRIES = 4096
 """Arrays that are shorter than this on average are checked together."""
 LOGPROB_TOLERANCE = 1e-3
-"""A logprob may exceed 0 by this much, because of float32 rounding in a log-softmax."""
+"""A logprob may exceed 0 by this much, due to float32 rounding in a log-softmax."""
 
 MOST_VERSIONS = (1 << 31) - 1
 """Epochs and versions are int32 in batches."""
 
 MOST_REWARD = float(np.finfo(np.float32).max)
-"""Rewards are float32 in batches: a larger one would be infinite, and the advantages of its group NaN."""
+"""Rewards are float32 in batches: a larger reward would be infinite, and its group's advantages would be NaN."""
 
 _INT32, _FLOAT32, _BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
 
@@ -40,8 +40,8 @@ def check_group(
     is finite as a float32, or absent; a temperature that is a number or absent. A completed sample also has response
     ids and a reward; a failed one, and no other, has a failure, unless it was left out (finish reason `abort`).
 
-    The samples of an `inserted` group have all completed, and are `unversioned`; the logprobs of a segment may be
-    absent, all of them NaN.
+    The samples of an `inserted` group have all completed, and are `unversioned`; a segment's logprobs may be absent:
+    all NaN.
     """
     if len(samples) != group_size:
         raise InvalidGroup(f"the group has {len(samples)} samples, its task's group_size is {group_size}")
@@ -56,12 +56,12 @@ def check_group(
 
 
 def has_no_logprobs(segment: Segment) -> bool:
-    """Whether the logprobs of a segment are absent: all of them NaN."""
+    """Whether a segment's logprobs are absent: all NaN."""
     return bool(np.isnan(segment.logprobs).all())
 
 
 def _sample_problem(sample: Sample, inserted: bool) -> str | None:
-    """The problem with the form of a sample, or None; the values in its arrays are checked later."""
+    """The problem with a sample's form, or None; the values in its arrays are checked later."""
     if inserted and sample.status is not SampleStatus.COMPLETED:
         return f"its status is {sample.status.name.lower()}, and only completed samples can be inserted"
     for index, segment in enumerate(sample.segments):
@@ -186,7 +186,7 @@ def _logprobs_are_good(segments: Sequence[Segment]) -> bool:
 
 
 def in_blocks(arrays: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-    """The arrays, joined where a call on each would cost more than the copy."""
+    """Join the arrays where a call on each would cost more than the copy."""
     return [np.concatenate(arrays)] if sum(map(len, arrays)) < SHORT_ENTRIES * len(arrays) else arrays
 
 
