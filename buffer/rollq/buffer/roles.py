@@ -1,4 +1,4 @@
-"""The buffer as each role may use it, checked by mypy. Each class combines the groups of calls that one role needs.
+"""The buffer as each role may use it, checked by mypy. Each class combines the kinds of calls that one role needs.
 `Buffer` has all calls, so a `Buffer` can be passed wherever one of these classes is expected. Only the operator, who
 has a `Buffer`, saves and restores.
 """

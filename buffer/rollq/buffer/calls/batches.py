@@ -31,7 +31,7 @@ class Batches(BufferCore):
         return None if handle is None else self.batch_by_handle(task, handle.decode())
 
     def running_batches(self, task: str) -> list[BatchState]:
-        """The running batches of a task, filled or not."""
+        """A task's running batches, filled or not."""
         handles = self.send("HVALS", task_keys(self.run, task).batches)
         keys = task_keys(self.run, task)
         replies = self.send_all([("HGETALL", keys.batch(handle.decode())) for handle in handles])

@@ -59,7 +59,7 @@ def has_groups(reply: Any) -> bool:
 
 
 def _counted(task: str, reply: Any, known: Claimed | None) -> "list[_Counted]":
-    """The groups of a task in order, known groups first, each with its counting."""
+    """A task's groups in order, known groups first, each with its counting."""
     before = _known_of(known, task) if known else []
     in_order = [*before, *(claimed_group(task, *fields) for fields in reply[9:])]
     return list(zip(in_order, _counting(reply, len(in_order)), strict=True))

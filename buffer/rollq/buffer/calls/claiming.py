@@ -230,7 +230,7 @@ class Claiming(Sweeping):
         return [task for task, exists in zip(names, have_one, strict=True) if not exists]
 
     def readiness(self, task: str, step: int) -> Readiness:
-        """The groups of a task that a claim of `step` would find, or wait for."""
+        """The number of a task's groups that a claim of `step` would find or wait for."""
         return Readiness(*self.call_task("readiness", task, step))
 
     def preview(self, step: int, sizes: Mapping[str, int], *, seed: int = 0) -> list[ClaimedGroup]:

@@ -26,8 +26,7 @@ class Coordination(Evaluations, Fetching, Sweeping):
         return int(self.call_task("cut_off", task, handle))
 
     def begin_finalize(self, task: str, handle: str, nonce: str, *, lease_s: float) -> Finalizing:
-        """Take a batch of type train for its pipeline; see `Finalizing`. `nonce` identifies the caller. Harmless to
-        repeat."""
+        """Take a train batch for its pipeline; see `Finalizing`. `nonce` identifies the caller. Harmless to repeat."""
         state, result, *groups = self.call_task("begin_finalize", task, handle, nonce, round(lease_s * 1000))
         finished = [
             ClaimedGroup(task, group_id, oldest, arrival, tries, tokens, float(reward or 0), payload.decode())

@@ -221,7 +221,7 @@ class BufferCore(RunStore):
         return {task: self._decode_clock(task, dict(pairs(flat))) for task, flat in zip(tasks, replies, strict=True)}
 
     def controls(self, tasks: Sequence[str]) -> dict[str, tuple[Control, str]]:
-        """The control of each task, and for `SLEEP` its reason, in one round trip. Raises `StoreLost` like `clock`."""
+        """Each task's control, and the reason for `SLEEP`, in one round trip. Raises `StoreLost` like `clock`."""
         keys = [task_keys(self.run, task).clock for task in tasks]
         replies = self.send_all([("HMGET", key, "incarnation", "control", "sleep", "rules_revision") for key in keys])
         wanted: dict[str, tuple[Control, str]] = {}

@@ -26,7 +26,7 @@ SOURCE_FIELD = "data_source"
 
 
 class EvaluatedGroup(NamedTuple):
-    """The result of one prompt of an evaluation.
+    """The result of one evaluation prompt.
 
     `reward` is the mean over the judged samples, None while the group is unfinished or when it `failed`. `samples`
     counts the completed samples, and `tokens` their response tokens. `numbers` holds per-sample numbers (see

@@ -83,7 +83,7 @@ class FoundGroup:
 
     @property
     def tokens(self) -> int | None:
-        """Response tokens of the longest sample; None without samples."""
+        """The longest sample's number of response tokens; None without samples."""
         return longest(self.outcomes)
 
     @property

@@ -103,7 +103,7 @@ class Inspection(BufferCore):
         )
 
     def evaluation(self, task: str) -> EvaluationState | None:
-        """The running evaluation of a task, or else its last evaluation; None before the first."""
+        """A task's running evaluation, or else its last evaluation; None before the first evaluation."""
         keys = task_keys(self.run, task)
         over = self.send("LRANGE", keys.prefix + "batches_over", -LAST_EVALUATIONS, -1)
         is_open = int(self.send("HGET", keys.clock, "open_evaluations") or 0) > 0

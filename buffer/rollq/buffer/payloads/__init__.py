@@ -1,1 +1,1 @@
-"""The places of large frames outside their task's slot: a cluster, a folder, or an object store."""
+"""Stores large frames outside their task's slot: on a cluster, in a folder, or in an object store."""

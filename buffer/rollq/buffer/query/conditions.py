@@ -68,7 +68,7 @@ def _equals(field: str, found: Any) -> frozenset[Any]:
 
 @dataclass(frozen=True, slots=True)
 class OneSample:
-    """Every part holds for the same sample."""
+    """All parts hold for the same sample."""
 
     parts: tuple[Field, ...]
 

@@ -36,7 +36,7 @@ class GroupRecord:
 
     @property
     def tokens(self) -> int | None:
-        """Response tokens of the longest sample; None without samples."""
+        """The longest sample's number of response tokens; None without samples."""
         return longest(self.samples)
 
     @property

@@ -64,8 +64,7 @@ class SavedFile(_Model):
 
 
 class SavedTask(_Model):
-    """One task: its clock (with its rules), its small parts (`progress`, `manifest:<step>`, ...), and its groups by
-    status."""
+    """One task: its clock (with the rules), small parts (`progress`, `manifest:<step>`, ...), and groups by status."""
 
     clock: dict[str, str]
     parts: dict[str, Part]

@@ -96,12 +96,12 @@ class OneServer:
         return patiently(self._client, do, patience)
 
     def is_alone(self, client: redis.Redis, key: str, *, has_replicas: bool) -> bool:
-        """True: there are no others."""
+        """Return True: there are no other servers."""
         del client, key, has_replicas
         return True
 
     def was_alone(self, client: redis.Redis) -> bool:
-        """True: there are no others."""
+        """Return True: there are no other servers."""
         del client
         return True
 

@@ -73,7 +73,7 @@ class PutOutcome(StrEnum):
 
 
 class SalvageOutcome(StrEnum):
-    """Whether a part of a sample was kept. If not, no later part of its lease is kept either."""
+    """Whether a sample part was kept. If not, no later part in the same lease is kept either."""
 
     KEPT = "kept"
     FULL = "full"  # the group has `MOST_PARTS` or `MOST_PART_BYTES`

@@ -11,7 +11,7 @@ from rollq.buffer.values.rollouts import Status
 
 
 class Control(StrEnum):
-    """The control of a task's production."""
+    """Whether a task's production runs, pauses, sleeps, was stopped, or is done."""
 
     RUN = "run"
     PAUSE = "pause"  # nothing new is admitted or leased
