@@ -13,8 +13,8 @@ R = TypeVar("R")
 class Batcher(Generic[T, R]):
     """Collects items submitted during a short wait or while calls run, then makes one call for all of them.
 
-    `call` takes items and returns one answer for each. It runs in a thread, up to `parallel` calls at a time, so one
-    call can prepare its data while the server works on another.
+    `call` takes items and returns one answer for each. Calls run in threads, up to `parallel` at a time, so one call
+    can prepare its data while the server works on another.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class WeightFollower:
         worker: str,
         tasks: Sequence[str] = (),
     ) -> None:
-        """`tasks` are the tasks that the worker serves, including evaluations."""
+        """`tasks` names the tasks that the worker serves, including evaluations."""
         self.swaps = 0
         self.swap_pause_s = 0.0
         self._host = host

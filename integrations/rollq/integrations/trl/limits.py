@@ -1,4 +1,4 @@
-"""Refuses settings that the adapter cannot honour, and batches on which TRL's loss cannot be computed. Pure."""
+"""Refuses settings that the adapter cannot honour, and batches for which TRL's loss cannot be computed. Pure."""
 
 from typing import TYPE_CHECKING
 

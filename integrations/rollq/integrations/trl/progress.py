@@ -33,7 +33,7 @@ class Progress(TrainerCallback):
         self._end_step()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """End training when the consumer has no further batch, with a checkpoint."""
+        """When the consumer has no further batch, end training with a checkpoint."""
         if self._feed.has_ended:
             control.should_training_stop = True
             control.should_save = self._can_save()

@@ -22,7 +22,8 @@ class CallError(RollqError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call as the model wrote it. `raw_arguments` are its arguments as JSON; `id` identifies it in messages."""
+    """A call as the model wrote it. `raw_arguments` holds its arguments as JSON; `id` identifies the call in
+    messages."""
 
     name: str
     arguments: Mapping[str, Any]

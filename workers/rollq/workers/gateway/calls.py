@@ -1,6 +1,6 @@
 """A harness's calls and their answers, independent of the protocol. Pure.
 
-A protocol parses a request's body into a `Call`, and writes an `Answer` or a `CallRefused` in its format.
+A protocol parses a request's body into a `Call`, and writes an `Answer` or a `CallRefused` in the protocol's format.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,7 +36,7 @@ CONTEXT_FULL = "context_full"
 
 
 def context_full(tokens: int, most_tokens: int) -> CallRefused:
-    """The refusal of a call whose messages have `tokens` tokens. Claude Code and LangChain search for these words."""
+    """The refusal of a call whose messages have `tokens` tokens. Claude Code and LangChain search for its words."""
     return CallRefused(f"prompt is too long: {tokens} tokens > {most_tokens} maximum", code=CONTEXT_FULL)
 
 
@@ -66,10 +66,10 @@ def call_id(number: int, index: int) -> str:
 class Call:
     """One request to the model.
 
-    `messages` are chat messages as chat templates read them: `role` (system, user, assistant, tool) and `content` (a
-    string); an assistant's message also has `reasoning_content` (a string) and `tool_calls` (`{"id", "type":
-    "function", "function": {"name", "arguments": JSON}}`), and a tool's message has `tool_call_id` and `name`. A
-    completion has a `text` or `ids` instead, and no messages. `tools` are definitions as in chat completions.
+    `messages` holds chat messages in the form that chat templates read: `role` (system, user, assistant, tool) and
+    `content` (a string); an assistant's message also has `reasoning_content` (a string) and `tool_calls` (`{"id",
+    "type": "function", "function": {"name", "arguments": JSON}}`), and a tool's message has `tool_call_id` and `name`.
+    A completion has a `text` or `ids` instead, and no messages. `tools` holds definitions as in chat completions.
     `max_tokens`, `stop` and `schema`, the answer's JSON schema, are as requested. `repeats` counts how often the client
     says it has sent this request before. `template_options` must be the task's. `ignored` names the parts of the
     request without effect.
@@ -95,8 +95,8 @@ class Answer:
     """The model's turn, as sent to the caller.
 
     `number` counts a session's calls, from 0. It determines the ids of the answer and its items; `call_id` makes the
-    tool calls' ids. `content` and `reasoning` are strings without the `stop_text` that ended them. `calls` are the tool
-    calls that could be parsed. Token counts are the engine's.
+    tool calls' ids. `content` and `reasoning` are strings without the `stop_text` that ended them. `calls` holds the
+    tool calls that could be parsed. Token counts are the engine's.
     """
 
     number: int
@@ -121,13 +121,13 @@ class CallProtocol(Protocol):
         """
 
     def answer(self, call: Call, body: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
-        """The answer to a request that does not stream, as JSON."""
+        """The answer, as JSON, to a request that does not stream."""
 
     def events(self, call: Call, body: Mapping[str, Any], answer: Answer) -> Iterator[bytes]:
         """The answer to a request that streams: server-sent events, each with its blank line."""
 
     def error(self, refused: CallRefused) -> dict[str, Any]:
-        """The body of an error, as JSON."""
+        """An error's body as JSON."""
 
     def error_events(self, call: Call, refused: CallRefused) -> Iterator[bytes]:
         """The end of a stream that started and gets no answer: server-sent events."""

@@ -36,7 +36,7 @@ class ServerClock:
 
 
 class AttemptTrace:
-    """The spans of one attempt, or of a loan of some of an attempt's samples."""
+    """The spans of one attempt, or of a loan that takes some of an attempt's samples."""
 
     def __init__(self, tracer: Tracer, trace: GroupTrace, lease: Lease, clock: ServerClock, worker: str) -> None:
         self._tracer = tracer

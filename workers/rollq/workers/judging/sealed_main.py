@@ -41,7 +41,7 @@ LOOK_S: Final = 0.01
 
 
 def serve(modules: Sequence[str], means: Sequence[str]) -> None:
-    """Answer calls until the input ends. `modules` are imported before files are hidden, by one of `means`."""
+    """Import `modules`, hide files by one of `means`, then answer calls until the input ends."""
     parent = os.getppid()
     calls, answers = take_pipes()
     silence = os.open(os.devnull, os.O_WRONLY)

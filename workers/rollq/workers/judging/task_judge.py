@@ -38,7 +38,7 @@ class RowReader:
 
 
 def row_reader(judge: str | Mapping[str, Any], options: Mapping[str, Any]) -> RowReader:
-    """The reader of the rows of a task. Raises `ConfigError` for unsupported options."""
+    """The reader of a task's rows. Raises `ConfigError` for unsupported options."""
     if isinstance(judge, str):
         read = answer_reader(judge, options)
         return RowReader({"": read}, getattr(read, "__qualname__", ""))
@@ -51,7 +51,7 @@ def row_reader(judge: str | Mapping[str, Any], options: Mapping[str, Any]) -> Ro
 
 
 def make_task_judge(judge: str | Mapping[str, Any], options: Mapping[str, Any], context: JudgeContext) -> Judge:
-    """The judge of a task, which may be a table. Raises `ConfigError`."""
+    """Make a task's judge, which may be a table. Raises `ConfigError`."""
     if isinstance(judge, str):
         return make_judge(judge, options, context)
     by_column = JudgesByColumn.parse(judge)

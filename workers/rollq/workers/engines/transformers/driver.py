@@ -79,7 +79,7 @@ class DecodeDriver:
         self._work.set()
 
     async def stop(self, jobs: Sequence[Job]) -> None:
-        """End running jobs after the current step. They keep their tokens so far."""
+        """End running jobs after the current step. The jobs keep their tokens so far."""
         self._stopping += jobs
         self._work.set()
         await asyncio.wait([job.answer for job in jobs])

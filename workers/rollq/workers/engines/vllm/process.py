@@ -199,7 +199,7 @@ class VllmProcess:
 
 
 async def end_start(starting: "asyncio.Task[AsyncLLM]", guard: ProcessGuard) -> None:
-    """End a start of vLLM early. Its thread cannot be stopped, but ends when its processes die."""
+    """End a start of vLLM early. The start's thread cannot be stopped, but ends when vLLM's processes die."""
     while not starting.done():
         await asyncio.to_thread(guard.end_processes)
         await asyncio.wait([starting], timeout=LOOK_S)

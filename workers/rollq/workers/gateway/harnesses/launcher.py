@@ -76,8 +76,8 @@ def start_enclosed(text: str, command: list[str]) -> int:
 
 
 def run(command: list[str]) -> int:
-    """Run the command as a child of the first process of its namespaces. Returns its exit code, or 128 plus the signal
-    that ended it."""
+    """Run the command as a child of its namespaces' first process. Returns its exit code, or 128 plus the signal that
+    ended it."""
     signal.signal(signal.SIGINT, lambda *_: None)  # the command may send SIGINT to this process
     child = start(command)
     if child is None:

@@ -8,7 +8,7 @@ from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.gateway.calls import CONTEXT_FULL, Answer, CallRefused
 
 DONE: Final = b"data: [DONE]\n\n"
-"""The end of a stream of completions."""
+"""The end of a completion stream."""
 
 _KINDS: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
