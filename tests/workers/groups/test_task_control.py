@@ -212,7 +212,8 @@ def test_an_answer_that_cannot_be_stored_fails_alone_if_its_group_is_stopped_whi
     async def scene(worker: Worker, script: Script) -> None:
         await world.until(lambda: HELD["asked"] == 2)
         buffer.set_control("math", PAUSE)
-        await world.until_count(Status.ABORTED, 1)
+        await world.until(lambda: world.count(Status.RUNNING) == 0)
+        assert world.count(Status.ABORTED) == 1
         HELD["judge"] = False
         buffer.set_control("math", RUN)
         world.recycle(1)
@@ -220,6 +221,35 @@ def test_an_answer_that_cannot_be_stored_fails_alone_if_its_group_is_stopped_whi
 
     HELD.update(judge=True, asked=0)
     assert len(world.play(scene, answer="123456", pause="abort").requests) == 2
+    ((_, samples),) = world.results(1)
+    assert [sample.status for sample in samples] == [SampleStatus.FAILED, SampleStatus.COMPLETED]
+    assert "cannot be written as JSON" in (samples[0].error or "")
+    world.world.check()
+
+
+class KeepsUnstorable(SingleTurn):
+    """A loop whose first sample has kept a value that the buffer refuses, and returns nothing when it is stopped."""
+
+    async def run(self, rollout: Rollout) -> Sample:
+        made = await super().run(rollout)
+        if rollout.index == 0 and rollout.keep:
+            rollout.keep(replace(made, status=SampleStatus.ABORTED, extra={"value": object()}))
+            await asyncio.Event().wait()
+        return made
+
+
+def test_an_answer_whose_kept_part_cannot_be_stored_fails_alone_if_its_group_is_stopped(
+    buffer: Buffer, server_url: str
+) -> None:
+    world = partial_world(buffer, server_url, min_valid_samples=1, agent_loop=f"{__name__}.KeepsUnstorable")
+    world.admit(1)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until(lambda: len(script.requests) == 2 and script.running == 0)
+        buffer.set_control("math", PAUSE)
+        await world.until(lambda: world.count(Status.RUNNING) == 0)
+
+    world.play(scene, answer="123456", pause="abort")
     ((_, samples),) = world.results(1)
     assert [sample.status for sample in samples] == [SampleStatus.FAILED, SampleStatus.COMPLETED]
     assert "cannot be written as JSON" in (samples[0].error or "")

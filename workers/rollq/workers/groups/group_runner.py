@@ -304,8 +304,8 @@ class GroupRunner:
 
 
 def _storable(lease: Lease, samples: Sequence[Sample]) -> list[Sample]:
-    """A stopped attempt's samples in a form that the buffer accepts: samples that were being judged have not been
-    checked yet."""
+    """A stopped attempt's samples in a form that the buffer accepts: samples that were given up, or were being judged,
+    have not been checked yet."""
     return [
         storable(new) if new.status is SampleStatus.ABORTED and new is not old else new
         for new, old in zip(samples, lease.samples, strict=True)
@@ -323,6 +323,6 @@ def _with_kept(held: HeldLease, samples: Sequence[Sample]) -> Sequence[Sample]:
     """A stopped attempt's samples. If a sample's tokens were not returned in time, its last salvaged state is used:
     `put` replaces the buffer's copy."""
     return [
-        held.kept.get(index, old) if new is old else new
+        storable(held.kept[index]) if new is old and index in held.kept else new
         for index, (new, old) in enumerate(zip(samples, held.lease.samples, strict=True))
     ]
