@@ -175,7 +175,7 @@ def probe_of(model: Any) -> Probe:
     model.eval()
     try:
         with torch.no_grad():
-            logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+            logits = model(input_ids=ids, use_cache=False).logits[:, :-1].detach()  # a model may turn gradients on
     finally:
         for module in training:
             module.training = True
