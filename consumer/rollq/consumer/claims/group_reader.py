@@ -45,7 +45,7 @@ class GroupReader:
         return self._rows
 
     def read(self, indices: Sequence[int]) -> list[Group]:
-        """The groups at these indices. Raises `CorruptGroup`."""
+        """The groups at these indices. Raises `CorruptGroup`, including for the rows of any group of the batch."""
         rows = self.rows()
         groups, hits = self._prefetch.read(
             [self._groups[index] for index in indices], [rows[index] for index in indices]
