@@ -3,11 +3,11 @@
 Token ids go in as the prompt; `token_ids` and `logprobs` come out (vLLM's `return_token_ids`). Engines for other kinds
 of servers differ only in their `dialect`. The settings decide how weights are loaded:
 
-- with `push_model`, this engine loads them. Invariant: servers have no requests while they load weights, so every token
-is of the version that the engine served when it sent the request. In mode `keep`, requests are interrupted, and
+- with `push_model`, this engine loads them. Invariant: servers have no requests while they load weights, so every
+  token is of the version that the engine served when it sent the request. In mode `keep`, requests are interrupted, and
   continue after the swap from the tokens that have arrived.
 - with `server_follows`, another program loads them. `swap` notes the version, and all of a request's tokens carry the
-version at its start.
+  version at its start.
 - otherwise weights never change: only version 0, with which the servers were started, is accepted.
 
 A request that fails because of a server is retried, on another server or after growing pauses. After the last try, the

@@ -3,7 +3,7 @@
 SGLang has two logprobs for each sampled token. `output_token_logprobs` belong to the logits after penalties, biases,
 guides and temperature, but before top_k, top_p and min_p. `output_token_sampling_logprobs`, which come with
 `return_sampling_mask`, belong to the distribution after those filters too; SGLang returns them for requests with a
-top_k. Exactly when a filter is set, requests ask for the latter and their answers are read from them.
+top_k. Requests with a filter ask for the latter and use them; all others use the former.
 """
 
 from typing import Any
