@@ -65,7 +65,7 @@ class Leasing(BufferCore):
         step, and `StoreLost`.
         """
         leased = self._lease(tasks, n, worker, f"{epoch}:{version}", suspects_held, idle)
-        gone, cut_off = self.renew(leased.leases)  # confirms that they have arrived
+        gone, cut_off = self.renew(leased.leases)  # confirms that the leases have arrived
         if not gone and not cut_off:
             return leased
         held = [replace(lease, cut_off=lease in cut_off) for lease in leased.leases if lease not in gone]

@@ -47,7 +47,7 @@ class Lending(Leasing):
             lease = decode_lease(task, nonce, fields, payloads.get(fields[0]))
             # parts are counted for each loan alone
             loans.append(replace(lease, parts=0, borrowed=tuple(sorted(_indices(borrowed)))))
-        gone = self.renew(loans).gone  # confirms that they have arrived
+        gone = self.renew(loans).gone  # confirms that the leases have arrived
         return [loan for loan in loans if loan not in gone]
 
     def offered(self, task: str) -> bool:

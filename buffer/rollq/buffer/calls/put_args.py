@@ -195,7 +195,7 @@ def _sample_args(result: GroupResult, frames: Mapping[str, bytes], floors: Floor
     """A put's arguments that are computed from samples, for any group."""
     lease, samples = result.lease, result.samples
     tokens = [sample.response_tokens for sample in samples]
-    new = _new_samples(result) if frames else []  # an invalid group has none
+    new = _new_samples(result) if frames else []  # an invalid group has no new samples
     return {
         "letters": "".join([sample.status for sample in samples]),
         **_version_args(samples, floors, rules),
@@ -321,7 +321,7 @@ def versions_of(sample: Sample, floors: Floors, rules: TaskRules) -> tuple[int |
     oldest = min(versions)
     if rules.token_threshold == rules.stale_threshold or brings_labels(sample.segments):
         return oldest, oldest
-    in_loss = _versions_in_loss(sample, floors) or versions  # a sample that was masked on purpose has none
+    in_loss = _versions_in_loss(sample, floors) or versions  # all tokens may be masked on purpose
     return counted_version(oldest, max(in_loss), rules.stale_threshold, rules.token_threshold), oldest
 
 

@@ -77,7 +77,7 @@ def _lives(pid: int, started: str) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # it belongs to another user
+        pass  # the process belongs to another user
     found = _state_and_start(pid)
     return found is None or (found[0] not in _GONE and found[1] == started)
 

@@ -93,7 +93,7 @@ class Querying(Looking):
             for record in some:
                 group = groups.get((record.task, record.uid))
                 if group is None:
-                    continue  # it has left
+                    continue  # the group has left
                 if group.problem:
                     log.warning("group %d of task %r is not searched: %s", record.uid, record.task, group.problem)
                 if condition.holds(record, texts_of(group.prompt.content, group.samples)):

@@ -152,7 +152,7 @@ def _centred(
         case "batch":
             return reward - _mean(reward, task, keep)
         case "opo":
-            total = _mean(weight, group, keep)  # 0: no token to train
+            total = _mean(weight, group, keep)  # 0 if there is no token to train
             return reward - _mean(weight * reward, group, keep) / np.where(total > 0, total, 1.0)
         case "leave_one_out":
             count = _count(group, keep)
@@ -169,7 +169,7 @@ def _pass_k(
         members = keep & (group == number)
         n = int(members.sum())
         failed = n - int((members & is_solved).sum())
-        if not k <= failed < n:  # all draws earn the same
+        if not k <= failed < n:  # all draws earn the same reward
             continue
         mean = 1 - comb(failed, k) / comb(n, k)
         earned = np.where(is_solved[members], 1.0, 1 - comb(failed - 1, k - 1) / comb(n - 1, k - 1))

@@ -149,7 +149,7 @@ class Writer:
             with path.open("xb") as stream:
                 stream.write(content)
                 stream.flush()
-                os.fsync(stream.fileno())  # a full disk may show only now
+                os.fsync(stream.fileno())  # a full disk may only show now
         except OSError as error:
             raise SnapshotError(f"{path}: cannot be written: {error.strerror}") from error
 

@@ -249,7 +249,7 @@ def as_indexed(group: SavedGroup, batch: str | None, admitted: int) -> SavedGrou
         frames = _restart(fields, now, frames)
     if int(fields.get("clone", 0)) > admitted:  # it was trained since
         del fields["clone"]
-    if batch:  # which may have ended since
+    if batch:  # the batch may have ended since
         fields["batch"] = batch
         fields.pop("shaped", None)
     return SavedGroup(group.group_id, status.value, group.score, {**fields, "status": status.value}, frames)

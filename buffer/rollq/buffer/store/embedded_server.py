@@ -45,7 +45,7 @@ LEAST_MEMORY = 64 << 20
 REWRITE_BYTES = 256 << 20
 """The append-only file is not rewritten while it is smaller. Since groups are deleted soon after they are written,
 rewriting a file whenever it has doubled, from 64 MB on, would mean rewriting it every few seconds."""
-MAX_SOCKET_PATH_BYTES = 103  # what macOS allows; Linux allows 107
+MAX_SOCKET_PATH_BYTES = 103  # macOS's limit; Linux allows 107
 
 
 class EmbeddedServer:
@@ -317,7 +317,7 @@ def memory_limit(directory: Path, servers: int = 1) -> dict[str, str]:
 def _bytes_in(directory: Path) -> int:
     total = 0
     for path in directory.rglob("*"):
-        with suppress(OSError):  # removed since
+        with suppress(OSError):  # the file was removed since
             total += path.lstat().st_size if path.is_file() else 0
     return total
 

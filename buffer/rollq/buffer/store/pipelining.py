@@ -89,7 +89,7 @@ class _Connection:
         for piece in _pack(self.raw, command):
             if len(piece) >= SEND_BYTES:
                 self.flush()
-                self.raw.send_packed_command([piece])  # not copied
+                self.raw.send_packed_command([piece])  # without a copy
             else:
                 self._packed.append(piece)
                 self._size_bytes += len(piece)

@@ -86,7 +86,7 @@ def _load_where_missing(client: redis.Redis) -> None:
     try:
         client.function_load(library_source())
     except driver.ResponseError as error:
-        if "already exists" not in str(error):  # it does when another role was quicker
+        if "already exists" not in str(error):  # it does if another role was quicker
             raise
 
 

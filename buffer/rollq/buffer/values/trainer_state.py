@@ -45,7 +45,7 @@ class TrainerState:
 
     trainer_id: str
     epoch: int
-    phase: TrainerPhase | None  # None before its first word
+    phase: TrainerPhase | None  # None before its first report
     silent_s: float
     lease_left_s: float
     step: int = 0
@@ -80,7 +80,7 @@ class TrainerState:
         said_ms, _, words = (fields["doing"] or b"").partition(b" ")
         said = orjson.loads(words) if words else {}
         lease_left_s = max(0.0, (int(fields["deadline_ms"] or 0) - now_ms) / 1000)
-        if said.pop("epoch", None) != int(epoch):  # the words of the trainer before
+        if said.pop("epoch", None) != int(epoch):  # the previous trainer's report
             lease_s = int(fields["lease_ms"] or 0) / 1000
             return cls(trainer_id.decode(), int(epoch), None, max(0.0, lease_s - lease_left_s), lease_left_s)
         silent_s = max(0.0, (now_ms - int(said_ms)) / 1000)
