@@ -1,8 +1,8 @@
 """Loads the Redis functions into servers, calls them, and raises their error codes as rollq errors.
 
-Nothing else in rollq calls FCALL. `rollq.buffer.store.library` has the source. A server may lack the functions while
-roles run: somebody deleted them, or the server has joined a cluster. A call that does not find its function loads the
-library and is repeated.
+Apart from `mark`, which `pipelining` calls, every function is called here. `rollq.buffer.store.library` has the source.
+A server may lack the functions while roles run: somebody deleted them, or the server has joined a cluster. A call that
+does not find its function loads the library and is repeated.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -59,7 +59,7 @@ ERRORS: Mapping[str, type[RollqError]] = {
 def load_library(servers: Servers, patience: Patience | None = None, *, key: str | None = None) -> None:
     """Load the library into every server that lacks it, or only into the server that has `key`.
 
-    Raises `ServerUnavailable`, and `ServerRefused` if the library is missing and may not be loaded.
+    Raises `ServerUnavailable`, and `ServerRefused` if the library is missing and this user may not load it.
     """
 
     def load() -> None:
@@ -120,7 +120,7 @@ class Beside(NamedTuple):
 
 
 Call = Command | Beside
-"""Name of the function, key, arguments."""
+"""A function's name, its key, and its arguments."""
 
 
 def call_all(servers: Servers, patience: Patience, load: Load, calls: Callable[[], Iterable[Call]]) -> list[Any]:

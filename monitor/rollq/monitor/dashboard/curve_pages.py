@@ -11,9 +11,9 @@ from rollq.monitor.dashboard.curves import columns
 from rollq.monitor.report.curves import RunCurves
 
 KEPT_S = 2.0
-"""A run's curves are read at most once in this time, for any number of requests."""
+"""For this many seconds, a run's curves are answered from memory once they have been read."""
 RUNS_KEPT_S = 30.0
-"""The same for the list of a server's runs, whose reading scans all keys."""
+"""The same for the list of a server's runs; reading it scans all keys."""
 MOST_KEPT = 8
 
 

@@ -17,8 +17,9 @@ ToolChoice = Literal["auto", "none", "required"]
 class CallRefused(Exception):
     """A call that gets no answer. Each protocol has an error format.
 
-    `status` is the HTTP status; only 400 keeps every client from retrying. `code` is one of the constants below, or
-    rollq's own, such as `session_over`. For 429 and 503, `retry_after_s` is the number of seconds until the next try.
+    `status` is the HTTP status; only 400 keeps every client from retrying. `code` is OpenAI's, such as
+    `CONTEXT_FULL`, or rollq's own, such as `session_over`. For 429 and 503, `retry_after_s` is the number of seconds
+    until the next try.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class CallRefused(Exception):
 
 
 CONTEXT_FULL = "context_full"
-"""The code of a call whose messages leave no room for an answer. Clients that see it compact their history."""
+"""The code of a call whose messages leave no room for an answer. A client that sees this code compacts its history."""
 
 
 def context_full(tokens: int, most_tokens: int) -> CallRefused:

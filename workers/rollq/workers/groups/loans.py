@@ -27,8 +27,9 @@ doubles the pause."""
 
 @dataclass(slots=True, eq=False)
 class Away:
-    """A sample that other workers may make since `since_s` (monotonic). `back` receives the sample when it returns.
-    `parts` is the number of its group's parts in the buffer at the time of the offer, None before the offer.
+    """A sample that was given up at `since_s` (monotonic) so that other workers may make it. `back` receives the sample
+    when it returns. `parts` is the number of its group's parts in the buffer at the time of the offer, None before the
+    offer.
     """
 
     sample: Sample
@@ -54,7 +55,7 @@ class Loans:
 
     @property
     def offered(self) -> int:
-        """The number of samples that are offered and not lent yet."""
+        """The number of samples that are offered, or about to be, and not lent yet."""
         return sum(not away.is_lent for samples in self._away.values() for away in samples.values())
 
     async def lend(self, held: HeldLease, index: int, sample: Sample) -> Sample:
@@ -139,7 +140,7 @@ def _offer(held: HeldLease, samples: Mapping[int, Away], now_s: float) -> Offer:
 
 
 def _after(away: Away) -> int:
-    """The number of the group's parts that precede this sample's first part."""
+    """How many of the group's parts certainly precede this sample's first part; 0 once it has started."""
     return (away.parts or 0) if away.sample.status is SampleStatus.PENDING else 0
 
 

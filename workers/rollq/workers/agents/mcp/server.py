@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rollq.workers.agents.mcp.connection import Connection
 
 ALIVE_S: Final = 10.0
-"""After a call timed out, a server that does not answer for this many seconds counts as hanging."""
+"""After a call has timed out, a server that does not answer for this many seconds counts as hanging."""
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
 SETUPS: Final = 64
@@ -67,7 +67,7 @@ class McpServer:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether samples have sessions. Another worker cannot continue a session."""
+        """Whether each sample has a separate session. Another worker cannot continue a session."""
         return not self.settings.is_shared
 
     @property
@@ -91,7 +91,7 @@ class McpServer:
             await connection.close()
 
     async def look_after(self, connection: "Connection") -> None:
-        """After a call timed out, give up the shared connection if its server hangs."""
+        """After a call has timed out, give up the shared connection if its server hangs."""
         if self.settings.is_shared and not await connection.answers(ALIVE_S):
             await connection.close()
 
@@ -139,7 +139,7 @@ class McpServer:
             raise SampleFailed(FailureKind.TOOL, f"{reason}: restart the workers")
 
     async def _connect(self, transport: "Callable[[], Transport]") -> "Connection":
-        """Connect, if necessary after waiting for the server to start. Raises `ConnectionLost`."""
+        """Connect, waiting for the server to start if necessary. Raises `ConnectionLost`."""
         from rollq.workers.agents.mcp.connection import Connection, ServerNotThere
 
         deadline_s, failures = monotonic() + self.settings.start_timeout_s, 0
