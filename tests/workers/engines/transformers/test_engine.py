@@ -362,7 +362,9 @@ def test_a_sequence_stops_where_the_context_ends(checkpoints: list[Path]) -> Non
     async def scenario() -> None:
         engine = engine_over(checkpoints[0])
         await engine.start()
-        completion = await engine.generate(Request(np.full(4093, 7, dtype=np.int32), Sampling(max_tokens=50, ignore_eos=True)))
+        completion = await engine.generate(
+            Request(np.full(4093, 7, dtype=np.int32), Sampling(max_tokens=50, ignore_eos=True))
+        )
         assert (len(completion.ids), completion.finish_reason) == (3, FinishReason.LENGTH)
         await engine.close()
 
