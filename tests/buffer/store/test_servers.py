@@ -191,15 +191,14 @@ class Worker:
 
 
 @contextmanager
-def at_work(world: World, *, may_lose: bool = False) -> Iterator[Worker]:
+def at_work(world: World) -> Iterator[Worker]:
     world.admit(2000)
     with Worker(world) as worker:
         worker.puts_more(20)
         yield worker
         worker.puts_more(20)
     assert worker.errors == []
-    if not may_lose:
-        check_nothing_is_lost(world, worker.put)
+    check_nothing_is_lost(world, worker.put)
 
 
 def check_nothing_is_lost(world: World, put: Sequence[int]) -> None:
@@ -246,8 +245,7 @@ def test_slots_move_under_load(cluster: EmbeddedCluster, world: World) -> None:
 
 @pytest.mark.long
 def test_slots_that_move_key_by_key_are_waited_for(cluster: EmbeddedCluster, world: World) -> None:
-    """A function that is stopped halfway may lose a group. The cluster page says to stop the roles first."""
-    with at_work(world, may_lose=True) as worker:
+    with at_work(world) as worker:
         source = primary_of(cluster, world)
         move_slot_by_keys(cluster, clock_of(world), random.Random(1))
         worker.puts_more(20)
