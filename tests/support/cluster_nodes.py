@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.crc import key_slot
 
@@ -23,16 +23,44 @@ def move_slot(cluster: EmbeddedCluster, key: str, rng: random.Random) -> None:
 
 def move_slot_by_keys(cluster: EmbeddedCluster, key: str, rng: random.Random) -> None:
     """Likewise, but key by key, as `redis-cli --cluster reshard` does; the keys go in any order, and slowly."""
+    with begun_move(cluster, key, rng) as move:
+        while keys := move.keys_left():
+            for moved in rng.sample(keys, len(keys)):
+                move.take(moved)
+                time.sleep(0.001)
+
+
+class Move(NamedTuple):
+    """A move of a slot, key by key, that has begun."""
+
+    slot: int
+    owner: Any
+    target: Any
+
+    def keys_left(self) -> list[bytes]:
+        """Up to 1,000 keys that the owner still has."""
+        keys: list[bytes] = ask(self.owner, "GETKEYSINSLOT", self.slot, 1000)
+        return keys
+
+    def take(self, key: str | bytes) -> None:
+        """Move one key."""
+        address = self.target.connection_pool.connection_kwargs
+        self.owner.execute_command("MIGRATE", address["host"], address["port"], key, 0, 5000)
+
+
+@contextmanager
+def begun_move(cluster: EmbeddedCluster, key: str, rng: random.Random) -> Iterator[Move]:
+    """Begin to move the slot of a key; afterwards, move the keys that are left, and end the move."""
     slot = key_slot(key.encode())
     with _owner_and_target(cluster, slot, rng) as (owner, target):
         target_id = ask(target, "MYID")
-        address = target.connection_pool.connection_kwargs
         ask(target, "SETSLOT", slot, "IMPORTING", ask(owner, "MYID"))
         ask(owner, "SETSLOT", slot, "MIGRATING", target_id)
-        while keys := ask(owner, "GETKEYSINSLOT", slot, 1000):
-            for moved in rng.sample(keys, len(keys)):
-                owner.execute_command("MIGRATE", address["host"], address["port"], moved, 0, 5000)
-                time.sleep(0.001)
+        move = Move(slot, owner, target)
+        yield move
+        while keys := move.keys_left():
+            for left in keys:
+                move.take(left)
         for client in (target, owner):
             ask(client, "SETSLOT", slot, "NODE", target_id)
 

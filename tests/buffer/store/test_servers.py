@@ -22,12 +22,13 @@ from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.embedded_cluster import EmbeddedCluster
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.library import READ_ONLY, function_name, function_sources
 from rollq.buffer.store.redis_url import check_url, mask_url, node_url, node_urls
 from rollq.buffer.store.servers import connect_servers
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.values.rollouts import Status
 from support.buffer_run import World
-from support.cluster_nodes import move_slot, move_slot_by_keys
+from support.cluster_nodes import begun_move, move_slot, move_slot_by_keys
 from support.waiting import wait_until
 
 NODE_TIMEOUT_MS = 2000
@@ -250,6 +251,34 @@ def test_slots_that_move_key_by_key_are_waited_for(cluster: EmbeddedCluster, wor
         move_slot_by_keys(cluster, clock_of(world), random.Random(1))
         worker.puts_more(20)
         assert primary_of(cluster, world) is not source
+
+
+def test_a_large_group_that_is_put_while_its_keys_move_is_filed_afterwards(
+    cluster: EmbeddedCluster, world: World
+) -> None:
+    """Its frame has a slot of its own, so the call creates no key, and would first miss the index that has gone."""
+    hasty = Patience(unanswered_s=1, unready_s=1)
+    world.complete(3)  # the call's other keys exist
+    world.admit(1)
+    (lease,) = world.lease(1)
+    assert lease.group_id % 2 == 0  # see `text_of`
+    with begun_move(cluster, clock_of(world), random.Random(1)) as move:
+        move.take(task_keys(world.buffer.run, "math").status(Status.COMPLETED))
+        with (
+            Buffer.connect(cluster.url, world.buffer.run, patience=hasty) as other,
+            pytest.raises(ServerUnavailable, match="is moving these keys"),
+        ):
+            World(other).put([lease])
+    assert world.put([lease]) == [PutOutcome.COMPLETED]
+    check_nothing_is_lost(world, [1, 2, 3, 4])
+
+
+def test_no_function_begins_while_its_keys_move(cluster: EmbeddedCluster, world: World) -> None:
+    clock = clock_of(world)
+    with begun_move(cluster, clock, random.Random(1)) as move:
+        for name in sorted(set(function_sources()) - READ_ONLY):
+            with pytest.raises(redis.ResponseError, match="non local key"):
+                move.owner.fcall(function_name(name), 1, clock)
 
 
 def port_of(client: redis.Redis) -> int:

@@ -26,9 +26,11 @@ rollq:{run}:weights:<digest>:<n> string  manifest (0), bytes, probe, chain; delt
 rollq:{run}:rounds               string  number of weight broadcasts so far             functions  run
 rollq:{run}:round:<n>            stream  who takes part in one, entry by entry         functions  1 day
 rollq:{run}:events:<kind>        channel wake-ups of a kind; the message is the task   all        -
+rollq:{run}:run:absent           none    never exists: see `with_all_keys` in Lua          nobody       -
 rollq:{run}:mark                 string  nothing: written before WAIT, on a cluster    all        run
 rollq:{run:task}:mark            string  likewise                                      all        run
 rollq:{run:task}:clock           hash    what the task's functions check               all        run
+rollq:{run:task}:clock:absent    none    never exists: see `with_all_keys` in Lua          nobody       -
 rollq:{run:task}:rules           hash    revision -> changes; file, seen:<digest>       functions  the last 100
 rollq:{run:task}:progress        hash    cursor and cumulative counters                functions  run
 rollq:{run:task}:<status>        zset    group ids                                     functions  run

@@ -148,9 +148,11 @@ def _lua_table(items: Iterable[tuple[str, str]]) -> str:
 
 def _block(library: str, name: str, source: str) -> str:
     flags = [] if name in REFUSED_WHEN_FULL else ["'allow-oom'"]
+    callback = f"with_payloads({name})" if name in TAKE_PAYLOADS else name
     if name in READ_ONLY:
         flags = ["'no-writes'"]
-    callback = f"with_payloads({name})" if name in TAKE_PAYLOADS else name
+    else:
+        callback = f"with_all_keys({callback})"
     return (
         f"do\n{source}redis.register_function({{\n  function_name = '{library}_{name}',\n  callback = {callback},\n"
         f"  flags = {{ {', '.join(flags)} }},\n}})\nend"

@@ -24,6 +24,16 @@ local function run_prefix(run_key)
   return string.sub(run_key, 1, -4) -- without 'run'
 end
 
+-- Wraps the function `run`, so that it is refused before its first write while a cluster moves its keys one by one.
+-- Only some of them are here then, and a server refuses to look for one that is not, which would stop `run` halfway. A
+-- key that never exists is always such a key.
+local function with_all_keys(run)
+  return function(keys, args)
+    redis.call('EXISTS', keys[1] .. ':absent')
+    return run(keys, args)
+  end
+end
+
 local function store_lost(key, found)
   if found then
     return fail(
