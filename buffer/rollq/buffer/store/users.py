@@ -58,7 +58,7 @@ rollq:{run:task}:suspects           write     write   write    read     write   
 rollq:{run:task}:generating         write     write   write    read     write     write
 rollq:{run:task}:offers             write     write   write    -        write     write
 rollq:{run:task}:clock              write     write   write    read     write     write
-rollq:{run:task}:clock:absent       read      read    read     -        read      read
+rollq:{run:task}:clock:absent       read      read    read     read     read      read
 rollq:{run:task}:rules              write     write   write    read     write     read
 rollq:{run:task}:mark               write     write   write    -        write     write
 rollq:{run:task}:progress           write     write   write    read     write     write
@@ -83,7 +83,7 @@ rollq:{run:task}:window             -         write   write    -        -       
 rollq:{run:task}:timings            -         write   write    -        -         -
 rollq:{run:task}:history            write     write   write    read     read      read
 rollq:{run}:run                     write     write   write    read     write     read
-rollq:{run}:run:absent              read      read    read     -        read      read
+rollq:{run}:run:absent              read      read    read     read     read      read
 rollq:{run}:mark                    write     write   write    -        write     write
 rollq:{run}:tasks                   write     write   write    read     write     read
 rollq:{run}:workers                 read      write   read     read     read      read
