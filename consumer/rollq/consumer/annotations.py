@@ -1,7 +1,7 @@
 """Values that a trainer adds to the archive, one per token of a batch, in files beside the archive.
 
 `<run>+annotations/<incarnation>/step-<step>-<epoch>-<rank>-<call>.parquet` has a row for each sequence. A thread writes
-it. Training never waits for it: values that cannot be written are logged and dropped.
+the file, and training never waits for the thread: values that cannot be written are dropped, with a log line.
 """
 
 import logging
@@ -22,7 +22,7 @@ from rollq.consumer.batches.batch import Batch
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 4
-"""How many steps' annotations may wait to be written; more are dropped."""
+"""How many calls' annotations may wait to be written; further annotations are dropped."""
 ROWS_PER_READ = 64
 """How many sequences are read at a time: a whole file may not fit into memory."""
 
@@ -51,8 +51,8 @@ class Annotator:
         self._thread.start()
 
     def annotate(self, batch: Batch, values: Mapping[str, npt.ArrayLike], sequences: npt.ArrayLike) -> bool:
-        """Write `values` of loss tokens, [n] each; `sequences` [n] indexes their sequences. Returns False if the queue
-        is full.
+        """Write `values` of loss tokens, [n] each; `sequences` [n] holds the index of each token's sequence. Returns
+        False if the values are dropped, because the queue is full or they are not arrays.
 
         See `Consumer.annotate`.
         """
@@ -71,7 +71,8 @@ class Annotator:
         return True
 
     def close(self, wait_s: float = 10.0) -> None:
-        """Wait until everything is written, for at most `wait_s`."""
+        """Wait until everything is written: at most `wait_s` for a place in the queue, and at most `wait_s` for the
+        thread."""
         with suppress(Full):
             self._waiting.put(None, timeout=wait_s)
         self._thread.join(wait_s)

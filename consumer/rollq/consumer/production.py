@@ -20,8 +20,8 @@ def describe_production(production: Production) -> dict[str, Any]:
     """Describe a task's production since the last step, as plain numbers.
 
     `groups` counts groups by the status they were filed under; `tokens_per_s` counts new tokens; `reward` is the mean
-    over judged samples before filters, None if there are none; `group_generate_time_s` describes the last 1000 groups,
-    see `summarise_times`.
+    over judged samples before filters, None if there are none; `group_generate_time_s` describes at most the last 1000
+    groups of each shard, see `summarise_times`.
     """
     sums = dict(production.sums)
     tokens, reward, judged = (sums.pop(name, 0) for name in ("tokens", "reward_sum", "reward_count"))

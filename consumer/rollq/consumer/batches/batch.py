@@ -44,8 +44,8 @@ class Batch:
 
     `numbers` holds the numbers of each group's samples (see `rollq.buffer.values.sample_numbers`). `uses` int64 [G]
     counts how often each group was trained before, and `probabilities` float64 [G] holds its probability of being
-    drawn, NaN in an order without draws. `AdvantageSettings.draw_correction` sets how these weight advantages (see
-    `draw_weights`). `MicroBatch.staleness` holds the tokens' ages.
+    drawn, NaN in an order without draws. `AdvantageSettings.draw_correction` sets how the probabilities weight
+    advantages (see `draw_weights`). `MicroBatch.staleness` holds the tokens' ages.
 
     `group_counts` holds each group's counts, and `part` holds the indices of the groups to train: all groups, except in
     batches from `split`. `token_advantages` maps indices into `sequences` to advantages (see `with_token_advantages`).
@@ -54,7 +54,7 @@ class Batch:
 
     Each rank has already read its share. Other items of `groups`, `samples` and `sequences` are read on access, which
     raises `CorruptGroup` for a group that cannot be read, or is gone because a checkpoint covers the step. `prefetched`
-    is the fraction of the share's groups that were read before the claim. `unreadable` are groups of the share that
+    is the fraction of the share's groups that were read before the claim. `unreadable` lists groups of the share that
     could not be read; their sequences are masked.
 
     A batch that was trained while it filled has several parts, whose groups end before the indices `ends`. Each part is
@@ -313,7 +313,7 @@ class Batch:
     ) -> "list[MicroBatch]":
         """Split this rank's share into micro-batches of at most `max_tokens` tokens. Every rank gets the same number.
 
-        With `count`, it gets exactly `count`, for trainers that accumulate gradients a fixed number of times.
+        With `count`, each rank gets exactly `count`, for trainers that accumulate gradients a fixed number of times.
 
         Packed, all sequences of a micro-batch share one row; with `padded`, each has a row, and the number of rows
         times the longest sequence is at most `max_tokens`. `arrays` lists named arrays with one value per token (see

@@ -44,7 +44,7 @@ class HeldGroups:
 
 
 class OnDemand(Sequence[T]):
-    """A sequence of `count` items. `get` makes the item at an index on access."""
+    """A sequence of `count` items. On access, `get` makes the items at the requested indices."""
 
     def __init__(self, count: int, get: Callable[[Sequence[int]], list[T]]) -> None:
         self._count = count

@@ -1,8 +1,8 @@
 """Assigns sequences to ranks and micro-batches: pure decisions based on sequence lengths.
 
-Invariant: every rank computes the same plan from the same lengths, each sequence is in exactly one micro-batch, with
-the other sequences of its sample if they fit, and every rank has the same number of micro-batches (some may be empty),
-so collective operations match.
+Invariants: every rank computes the same plan from the same lengths. Each sequence is in exactly one micro-batch, with
+the other sequences of its sample if they fit. Every rank has the same number of micro-batches (some may be empty), so
+collective operations match.
 """
 
 import heapq
@@ -13,7 +13,7 @@ from itertools import chain
 from rollq.buffer.errors import ConfigError
 
 MOST_IMBALANCE = 1.03
-"""Shares of whole groups may be this many times as heavy as shares of single sequences."""
+"""The heaviest share of whole groups may be this many times as heavy as the heaviest share of whole samples."""
 
 
 def balance(lengths: Sequence[int], bins: int) -> list[list[int]]:
@@ -185,7 +185,7 @@ def _fill_packed(order: Sequence[int], sizes: Sequence[int], max_tokens: int) ->
 
 
 def _fill_padded(order: Sequence[int], widths: Sequence[int], rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Put runs of similar widths together, widest first: a bin is as wide as its first unit."""
+    """Put units of similar width together, widest first: a bin is as wide as its first unit."""
     bins: list[list[int]] = []
     filled = 0
     for unit in order:

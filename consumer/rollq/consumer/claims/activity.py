@@ -1,4 +1,5 @@
-"""The trainer's current activity, for monitors: its phase, the start of the phase, and the missing groups of a wait."""
+"""The trainer's current activity, for monitors: its phase, the start of the phase, and the groups that a waiting
+trainer lacks."""
 
 import time
 from collections import deque

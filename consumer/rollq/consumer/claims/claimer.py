@@ -35,7 +35,7 @@ RELEASE_S = 300.0
 class BatchSizes:
     """Groups per task in a batch: `fixed`, or else the numbers in each task's rules for the step.
 
-    `rules` holds the tasks' rules when last read (see `refresh`).
+    `rules` holds the tasks' rules as last read (see `refresh`).
     """
 
     def __init__(self, rules: Mapping[str, TaskRules], fixed: Mapping[str, int]) -> None:
@@ -131,7 +131,7 @@ class BatchClaimer:
         meanwhile: Callable[[], None],
     ) -> None:
         self._rank = rank
-        self._frame_bytes = MOST_FRAME_BYTES if world_size == 1 else 0  # one of several ranks trains a share
+        self._frame_bytes = MOST_FRAME_BYTES if world_size == 1 else 0  # each of several ranks reads only its share
         self._seed = seed
         self._lease = lease
         self._sizes = sizes
@@ -150,7 +150,8 @@ class BatchClaimer:
         return self._given_up[1] if self._given_up[0] == step else 0
 
     def claim(self, step: int) -> Claimed | None:
-        """Wait for the batch of `step`; None when stopped, or when every task's own hook has ended production.
+        """Wait for the batch of `step`; None when stopped, or when a task's own hook has ended production and the batch
+        cannot fill.
 
         Raises the exceptions of `Consumer.__next__`.
         """
@@ -198,7 +199,7 @@ class BatchClaimer:
                     "read"
                 )
             if (expected := self._outlook(shortfall)) is not Outlook.WAIT:
-                # the last running groups may have been filed between the claim and the counts
+                # the last running groups may have finished between the claim and the counts
                 outcome = ask()
                 if isinstance(outcome, Claimed):
                     return outcome

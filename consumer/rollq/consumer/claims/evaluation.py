@@ -19,7 +19,7 @@ from rollq.consumer.claims.trainer_lease import TrainerLease
 log = logging.getLogger(__name__)
 
 MOST_FAILED = 0.1
-"""The fraction of failed prompts at which an evaluation warns."""
+"""The fraction of failed prompts above which an evaluation warns."""
 
 
 def evaluate(
@@ -61,7 +61,7 @@ def evaluate(
 def _wait(
     buffer: TrainerBuffer, opened: Mapping[str, BatchState], waiter: Waiter, meanwhile: Callable[[], None]
 ) -> bool:
-    """Wait until the evaluations have finished, or as long as `waiter` does. Returns whether to measure them."""
+    """Wait until the evaluations have finished, or until `waiter` stops waiting. Returns whether to measure them."""
     for _ in waiter:
         if not _unfinished(buffer, opened):
             break

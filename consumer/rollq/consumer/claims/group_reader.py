@@ -32,7 +32,7 @@ class GroupReader:
 
     @property
     def prefetched(self) -> float:
-        """The fraction of groups so far that were read ahead."""
+        """The fraction of the groups returned so far that were read ahead."""
         return self._hits / self._asked if self._asked else 0.0
 
     def add(self, groups: Sequence[ClaimedGroup]) -> None:

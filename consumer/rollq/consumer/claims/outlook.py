@@ -98,7 +98,7 @@ def _failures(counts: Counts) -> str:
 
 
 def _why_not_produced(clock: Clock) -> str:
-    """The operator's order that holds production back."""
+    """The order that holds production back: an operator's, a producer's, or the trainer's."""
     if clock.control is Control.PAUSE:
         return "production is set to pause (`rollq resume`)"
     remedy = "; fix the cause, then let production continue (`rollq resume`)"

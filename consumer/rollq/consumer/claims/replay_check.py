@@ -12,8 +12,8 @@ log = logging.getLogger(__name__)
 
 
 def first_mode(buffer: TrainerBuffer, settings: ConsumerSettings, from_step: int, digest: str) -> ResumeMode:
-    """The mode in which to resume with weights `digest`: the mode in the settings, unless the weights differ from the
-    recorded weights.
+    """The mode in which to resume with weights `digest`: the mode in the settings, or `regenerate` if the weights
+    differ from the recorded weights and `on_replay_mismatch` is `regenerate`.
 
     Raises `ReplayMismatch`.
     """
