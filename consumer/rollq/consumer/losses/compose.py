@@ -16,7 +16,7 @@ from rollq.consumer.losses.trust_regions import dppo_kl, dppo_tv, ipo
 
 
 class PolicyTerms(NamedTuple):
-    """The terms of n loss tokens under a loss, and their origin, each [n].
+    """The terms of n loss tokens under a loss, and values that explain them, each [n].
 
     The loss to minimise is the sum of weight * term over `terms`, with the weights from `token_weights`. The other
     fields have no gradients: `ratio` is the ratio that the surrogate used; `was_clipped` and `was_masked` (left out by
@@ -45,9 +45,9 @@ def policy_terms(
 
     All tensors are [n]. Logprobs are in nats: `new` of the policy that is trained, `behaviour` of the engine, `old` of
     the weights before the first update on the batch (default: the current weights), and `reference` of the reference
-    model. `old` is used with `settings.old_logprobs = "recomputed"`. `samples`, int64, is equal for tokens of one
-    sample; with `settings.needs_whole_samples`, all tokens of a sample must be present. `keep`, bool, marks the tokens
-    that the caller's mask keeps (default: all).
+    model. `old` is used with `settings.old_logprobs = "recomputed"`, and by the mask `geometric`. `samples`, int64, is
+    equal for tokens of one sample; with `settings.needs_whole_samples`, all tokens of a sample must be present. `keep`,
+    bool, marks the tokens that the caller's mask keeps (default: all).
 
     Raises `ConfigError` if `settings.kl_coefficient` > 0 and there are no reference logprobs.
     """

@@ -27,7 +27,7 @@ def k3(new: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 def k3_unbiased(new: torch.Tensor, reference: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
-    """r k3, with the gradient of both: it estimates the trained policy's divergence from an older policy's samples
+    """r k3, with the gradient of both: from an older policy's samples, it estimates the trained policy's divergence
     (DeepSeek-AI 2025, "DeepSeek-V3.2"). `ratio` is exp(new - old) with its gradient."""
     return ratio * k3(new, reference)
 

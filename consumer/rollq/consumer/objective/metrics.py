@@ -98,7 +98,7 @@ class LossMetrics:
         """Add a micro-batch: `loss` is a scalar; the other tensors are [n], one value per loss token. `mismatch` = new
         - behaviour; `sequences` holds indices into `Batch.sequences`; `importance` holds a correction's weights, if the
         loss has one; `kl` estimates the divergence from the reference, if there is one. Inserted tokens have no engine,
-        so no sum includes their mismatch."""
+        so no metric in `result` includes their mismatch."""
         self.loss += float(loss)
         self._has_entropy = entropy is not None
         self._has_kl = kl is not None
@@ -171,7 +171,7 @@ class LossMetrics:
         return self._on_policy_error
 
     def result(self) -> dict[str, Any]:
-        """Plain numbers: means over the loss tokens; tokens and effective sample size by staleness too.
+        """Plain numbers: means over the loss tokens, and the tokens and effective sample size of each staleness.
 
         `entropy` is present only if measured, `kl` only with a reference, `importance` only with a correction, and
         `staleness`, a mean, only if some tokens were not inserted. `masked_fraction` is the fraction of tokens that a

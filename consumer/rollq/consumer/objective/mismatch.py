@@ -1,7 +1,7 @@
 """The distance between the trainer's and the engine's logprobs for a batch, by task, worker and weights version.
 
-Without faults, only rounding and the updates since a token's version cause a difference. If a worker serves weights
-other than it reports, its tokens differ much more.
+Without faults, only rounding and the updates since a token's version cause a difference. If a worker serves one version
+and reports another, its tokens differ much more.
 """
 
 from collections.abc import Mapping, Sequence

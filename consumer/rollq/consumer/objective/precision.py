@@ -24,7 +24,8 @@ def computing_in(model: Any, dtype: torch.dtype | None) -> Iterator[None]:
         yield
         return
     held = list(_to_round(model, kept_precise(model, str(dtype).removeprefix("torch."))))
-    rounded = {parameter: parameter.to(dtype) for parameter in {parameter for *_, parameter in held}}  # ties share one
+    # tied parameters share one copy
+    rounded = {parameter: parameter.to(dtype) for parameter in {parameter for *_, parameter in held}}
     try:
         for parameters, key, parameter in held:
             parameters[key] = rounded[parameter]

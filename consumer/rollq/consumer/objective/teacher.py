@@ -77,7 +77,7 @@ def teacher_top_logprobs(
 
 
 def _trained(batch: Batch, micro: MicroBatch) -> Iterator[TokenSequence]:
-    """A micro-batch's sequences in the loss."""
+    """The sequences of a micro-batch that have loss tokens."""
     trained = set(micro.sequence_index[micro.loss_mask].tolist())
     return (batch.sequences[index] for index in micro.sequences if index in trained)
 

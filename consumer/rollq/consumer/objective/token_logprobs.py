@@ -41,7 +41,7 @@ def token_logprobs(
         raise ConfigError("the prompts have images: add them with rollq.consumer.ImageInputs before the forward pass")
     inputs = {
         "input_ids": micro.input_ids,
-        "position_ids": None if micro.inputs else micro.position_ids,  # images change the count
+        "position_ids": None if micro.inputs else micro.position_ids,  # with images, the model counts positions
         "attention_mask": micro.attention_mask,
         "use_cache": False,
         **micro.inputs,
@@ -66,7 +66,7 @@ def token_logprobs(
 
 
 def check_chunks(model: Any) -> None:
-    """Raise `ConfigError` unless the head of `model` computes its logits from the last hidden states.
+    """Raise `ConfigError` unless the head of `model` computes its logits from the last hidden states alone.
 
     Runs the model on a few tokens. On a sharded model, all ranks call it.
     """

@@ -1,4 +1,4 @@
-"""Isolates a tracker from the trainer by a thread and a bounded queue, and counts losses."""
+"""Isolates a tracker from the trainer by a thread and a bounded queue, and counts lost entries."""
 
 import logging
 import threading
@@ -11,14 +11,14 @@ from rollq.consumer.trackers.tracker import Entry, Tracker
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 64
-"""How many entries may wait for a tracker; more are dropped."""
+"""How many entries may wait for a tracker; further entries are dropped."""
 
 
 class TrackerHost:
-    """Makes a tracker and calls it, all in one thread. Its methods return at once and never wait for the tracker.
+    """Makes a tracker and calls it, all in one thread. The methods of the host return at once, except `join`.
 
-    `dropped` counts entries that found the queue full, `failed` entries that the tracker did not accept. Each kind of
-    failure is logged once.
+    `dropped` counts entries that found the queue full, and `failed` counts entries that the tracker did not accept.
+    Each kind of failure is logged once.
     """
 
     def __init__(self, name: str, make: Callable[[], Tracker], *, most_waiting: int = MOST_WAITING) -> None:

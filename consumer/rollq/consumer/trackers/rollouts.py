@@ -16,8 +16,8 @@ MOST_CHARACTERS = 20_000
 
 
 def sampled_rollouts(batch: Batch, count: int, seed: int) -> list[Rollout]:
-    """At most `count` of this rank's samples, in the order of the batch. `seed` and step decide the random draw, so the
-    same batch always gives the same samples.
+    """At most `count` of this rank's samples, in the order of the batch. `seed` and the step decide the random draw, so
+    the same batch always gives the same samples.
     """
     ages: dict[int, int] = {}
     for index in batch.share:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 UNTRACKED = {"step", "time_s", "workers", "by_worker", "by_version"}
-"""Keys of a metrics line that trackers leave out, since these would make new series for each worker or step."""
+"""Keys of a metrics line that trackers leave out: `step` is the axis, trackers record the time anyway, and the others
+would make a new series for each worker or version."""
 
 
 @dataclass(frozen=True, slots=True)

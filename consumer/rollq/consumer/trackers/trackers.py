@@ -44,7 +44,7 @@ class Trackers:
 
     @property
     def lost(self) -> Mapping[str, Mapping[str, int]]:
-        """Tracker -> how many entries were dropped and how many failed, for trackers with losses."""
+        """Tracker -> how many entries were dropped and how many failed, for trackers that lost entries."""
         return {
             host.name: {"dropped": host.dropped, "failed": host.failed}
             for host in self._hosts

@@ -20,7 +20,7 @@ class BatchWarnings(Observer):
     """Logs faults of batches that do not stop the trainer."""
 
     def __init__(self, settings: TrainerSettings, *, on: bool = True) -> None:
-        """Without `on`, only samples in this rank's share are checked."""
+        """Without `on`, updates are not checked. Every rank checks the samples in its share."""
         self._on = on
         self._settings = settings
         self._log_once = LogOnce(log)

@@ -53,7 +53,7 @@ class Checkpoint(NamedTuple):
 def newest_checkpoint(output: Path) -> Checkpoint | None:
     """The checkpoint with the highest step in a trainer's output folder; None if there is none.
 
-    Raises `ConfigError` if its `STATE_FILE` does not give a step.
+    Raises `ConfigError` if a `STATE_FILE` there does not contain a step.
     """
     return max(_checkpoints(output), default=None, key=lambda one: one.step)
 
@@ -72,9 +72,9 @@ def save_checkpoint(
     with_optimizer: bool = True,
     rank: int = 0,
 ) -> Checkpoint:
-    """Write the checkpoint of `step`, with the configuration files of `config_from`. Only the last `kept` checkpoints
-    up to this step stay. Without the optimizer's state, a trainer that resumes from the checkpoint starts with a new
-    optimizer.
+    """Write the checkpoint of `step`, with the configuration files of `config_from`. Of the checkpoints up to this
+    step, only the last `kept` stay. Without the optimizer's state, a trainer that resumes from the checkpoint starts
+    with a new optimizer.
 
     The optimizer's file does not depend on the number of ranks. All ranks of a sharded model call this, and rank 0
     writes.
@@ -82,7 +82,7 @@ def save_checkpoint(
     made = Checkpoint(step, _folders(output) / step_name(step), lineage, initial)
     reshard(model)  # a publication's probe leaves some parameters gathered, and the optimizer cannot use them
     moments = tensor_stream(dict(_optimizer_tensors(model, optimizer)) if with_optimizer else {})
-    with moments, _weights_of(model) as weights:  # the gathered weights end first
+    with moments, _weights_of(model) as weights:  # on exit, all ranks gather the rest of the weights first
         if rank != 0:
             return made
         with atomic_folder(made.folder) as unfinished:
@@ -153,8 +153,8 @@ def recorded_checkpoint(folder: Path) -> Checkpoint | None:
 def adopt_weights(output: Path, step: int, weights: Path, config_from: Path) -> Checkpoint:
     """Make a checkpoint of `step` from the weights in the folder `weights`, without the optimizer's state.
 
-    It gets the configuration files of `config_from`. Raises `ConfigError` if the folder has no safetensors, or if a
-    checkpoint of that step or a later one exists.
+    The checkpoint gets the configuration files of `config_from`. Raises `ConfigError` if the folder has no safetensors,
+    or if a checkpoint of that step or a later one exists.
     """
     newest = newest_checkpoint(output)
     if newest is not None and newest.step >= step:
@@ -179,8 +179,8 @@ def adopt_weights(output: Path, step: int, weights: Path, config_from: Path) -> 
 def load_optimizer(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Restore the optimizer's state for each parameter of `model`, or this rank's part of it.
 
-    Raises `WeightsError` if the checkpoint has no such state, or if its parameters do not match the model's in names
-    and shapes.
+    A checkpoint that was saved without that state restores nothing. Raises `WeightsError` if `OPTIMIZER_FILE` is
+    missing, or if its parameters do not match the model's in names and shapes.
     """
     parameters = dict(model.named_parameters())
     path = folder / OPTIMIZER_FILE

@@ -71,7 +71,7 @@ class Learner:
         self._reference = _load(settings.model, settings, ranks, is_trained=False) if needs_other else None
 
     def start_weights(self, checkpoint: Checkpoint | None) -> Weights:
-        """The initial weights of training: a folder, or the model if it is rounded. All ranks call it."""
+        """The weights that this trainer starts with: a folder, or the model if it is rounded. All ranks call it."""
         if self._settings.lora or self._settings.consumer().publish_dtype:
             return self.weights(0 if checkpoint is None else checkpoint.step)
         return self._settings.model if checkpoint is None else checkpoint.folder
@@ -94,8 +94,9 @@ class Learner:
     def parts(self, batch: Batch) -> list[tuple[Batch, OldLogprobs | None]]:
         """The parts of a batch, one for each update, with the logprobs of the weights before the first update.
 
-        The logprobs are None if they are the current weights'. Raises `ConfigError` for fewer groups than updates, and,
-        with `credit` in the settings, the exceptions of `Batch.with_credit`.
+        The logprobs are None if they are the current weights', or if the loss does not use recomputed logprobs. Raises
+        `ConfigError` for fewer groups than updates, and, unless `credit` is `sample`, the exceptions of
+        `Batch.with_credit`.
         """
         self._check_images(batch)
         settings = self._settings
@@ -113,7 +114,7 @@ class Learner:
     def gradients(
         self, batch: Batch, metrics: LossMetrics, old_logprobs: OldLogprobs | None, stop: threading.Event
     ) -> bool:
-        """Add the gradients of all micro-batches. Returns False if `stop` was set on a rank before the last one.
+        """Add the gradients of all micro-batches. Returns False if `stop` was set on a rank before the last of them.
 
         Inserted samples without the logprobs that the loss needs are left out and counted. Raises `InvalidGroup` for
         samples that lack needed teacher logprobs; `ConfigError` for images on several ranks.
@@ -141,7 +142,7 @@ class Learner:
         return True
 
     def update(self, step: int) -> float | None:
-        """Apply the clipped gradient with the learning rate of `step`. Returns its norm before clipping.
+        """Apply the clipped gradient with the learning rate of `step`. Returns the gradient's norm before clipping.
 
         Returns None, without an update, if the norm is not finite.
         """

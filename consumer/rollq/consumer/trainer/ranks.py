@@ -94,8 +94,9 @@ class Ranks:
 def join_ranks(device: str) -> Iterator[Ranks]:
     """The ranks of this launch: started by `rollq train --ranks` or torchrun, or only this process.
 
-    `device` is the torch device of the model: `cpu`, or `cuda` for the GPU of the local rank. Raises `ConfigError` if a
-    launcher variable is not a number, and for any other device.
+    `device` is the torch device of the model; with several ranks, it is `cpu`, or `cuda` for the GPU of the local rank.
+    Raises `ConfigError` if a launcher variable is not a number, for any other device of several ranks, and if a rank
+    has no GPU.
     """
     world_size = _number("WORLD_SIZE", 1)
     if world_size == 1:

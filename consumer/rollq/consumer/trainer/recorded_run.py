@@ -99,7 +99,7 @@ class RecordedRun(BatchSource):
         return self._step
 
     def _check_end(self) -> None:
-        """Raise `ArchiveError` for a gap in the archive: the end of the archive is not one."""
+        """Raise `ArchiveError` if the archive has a later batch, so that the missing batch is a gap and not the end."""
         if later := next((step for step in self._files if step > self._step and self._batch(step)), None):
             raise ArchiveError(
                 f"{self._archive.url}: step {self._step} is not in the archive, but step {later} is: the trainer "

@@ -17,7 +17,8 @@ from rollq.consumer.objective.mismatch import LabelledMismatch
 from rollq.consumer.trainer.ranks import Ranks
 
 SMALL_ERROR = 0.05
-"""In nats. Engines serve the live weights if no such token's logprob differs from the trainer's by more."""
+"""In nats. The engines serve the live weights if no logprob of a token of these weights differs from the trainer's by
+more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ STEPS_LOOKED_AT = 5
 LEAST_SHARE = 0.1
 """Overlapping is worthwhile if both filling and training take at least this fraction of their sum."""
 LEAST_S = 1.0
-"""Overlapping is worthwhile if both filling and training take at least this long. A stream costs calls and smaller
-micro-batches."""
+"""Overlapping is worthwhile if both filling and training take at least this long. A stream needs more calls, and its
+micro-batches are smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ def may_stream(settings: TrainerSettings) -> bool:
 
 
 class BatchTaker:
-    """Takes the batches of a trainer. After `end`, `ended` is the reason why production has ended."""
+    """Takes the batches of a trainer. After the word `end`, `ended` is the error that says why production was
+    stopped."""
 
     def __init__(
         self,
@@ -105,7 +106,8 @@ class BatchTaker:
         """Wait for the next batch. If it is trained while it fills, the learner has its gradients afterwards.
 
         Returns a word if another action is due: `publish` or `checkpoint` if the batch waits for it, `end` if
-        production has ended, `stop`, or `again` to take the batch once more.
+        production was stopped, `stop` if the trainer is stopped or a hook has ended production, or `again` to take the
+        batch once more.
         """
         if self._stream is not None and self._ranks.lead(self._is_streamed):
             return self._take_parts(self._stream(self._settings.micro_batch_tokens, loss=self._settings.loss))

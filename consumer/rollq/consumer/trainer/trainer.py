@@ -281,7 +281,7 @@ class Trainer:
         return {**line, "tokens_per_s": line["tokens"] / total_s}
 
     def _update(self, batch: Batch, metrics: LossMetrics, norms: list[float]) -> bool:
-        """Apply the gradients of the batch's parts until one is not finite, and add their norms to `norms`.
+        """Apply the gradients of each part of the batch until a gradient is not finite. Add their norms to `norms`.
 
         The loss in `metrics` becomes the mean over the updates, each weighted by its number of tokens or samples.
         Returns False if stopped before the first update.
@@ -371,7 +371,7 @@ class Trainer:
                 with_optimizer=settings.save_optimizer,
                 rank=self._ranks.rank,
             )
-        self._ranks.gather(None)  # no rank must end, and end the launch, before the folder exists
+        self._ranks.gather(None)  # no rank may exit, which ends the launch, before the folder exists
         self._saved = self._trained
         try:
             self._consumer.checkpoint(self._trained)

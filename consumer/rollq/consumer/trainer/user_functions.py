@@ -33,12 +33,12 @@ class Priorities:
 
 
 def load_priorities(path: str | None) -> Priorities | None:
-    """The function at `path`; None without a path. Raises `ConfigError` if it has another signature."""
+    """The function at `path`; None without a path. Raises `ConfigError` if its signature is wrong."""
     return None if path is None else Priorities(_load(path, PRIORITIES), path)
 
 
 def load_metric_function(path: str | None) -> MetricFunction | None:
-    """The function at `path`; None without a path. Raises `ConfigError` if it has another signature."""
+    """The function at `path`; None without a path. Raises `ConfigError` if its signature is wrong."""
     return None if path is None else _load(path, EVALUATION_METRICS)
 
 

@@ -72,7 +72,7 @@ class Part(NamedTuple):
     model: "PreTrainedModel"
     sources: tuple[str, ...]
     described: Mapping[str, Any]
-    is_kept: bool  # except perhaps its name
+    is_kept: bool  # whether the tensor stays unchanged, except perhaps its name
 
     def convert(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make the files' tensors from the tensors in memory."""
@@ -83,7 +83,7 @@ class Part(NamedTuple):
 
 class ModelParts(NamedTuple):
     """A model's `tensors` in memory, which may be sharded; their `rounded` forms on torch's meta device; and the
-    `parts` that make its files. All names are names in memory."""
+    `parts` that make its files. `tensors` and `rounded` have the names in memory."""
 
     tensors: Mapping[str, Any]
     rounded: Mapping[str, Any]

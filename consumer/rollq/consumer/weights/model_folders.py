@@ -24,8 +24,8 @@ _NOT_CONFIG = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", 
 
 
 class UnfinishedModels:
-    """Models written before they are stored: in files of `max_file_bytes`, in folders in `parent` or else `TMPDIR`,
-    where only this user may read them."""
+    """Models written before they are stored, in files of `max_file_bytes`. Their folders are in `parent`; without
+    `parent`, they are in `TMPDIR`, and only this user may read them."""
 
     def __init__(self, buffer: TrainerBuffer, parent: Path | None, max_file_bytes: int) -> None:
         self._buffer = buffer

@@ -3,8 +3,8 @@
 Later stages take a `Folder`, whose files are stored unchanged, or a `TensorStream`, whose tensors are written whole,
 one after another, under their names in files.
 
-Invariant: a sharded model's rank holds its own shards, and the parts of one file tensor at a time. All ranks gather the
-same tensors in the same order, even if rank 0 fails to convert or write them.
+Invariant: each rank of a sharded model holds its shards, and the parts of one file tensor at a time. All ranks gather
+the same tensors in the same order, even if rank 0 fails to convert or write them.
 """
 
 import sys
