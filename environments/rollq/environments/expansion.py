@@ -18,7 +18,7 @@ FOLDER: Final = "environments"
 """The folder beside `rollq.toml` with the row files."""
 TASK_ROWS: Final = 5_000
 EVALUATION_ROWS: Final = 200
-"""How many rows of an unlimited environment to make, unless `env_options.rows` is set."""
+"""The most rows of an environment to make, unless `env_options.rows` is set."""
 NEED_ENV: Final = ("env_options", "env_split", "env_shared")
 MERGED: Final = {"agent_loop": "agent_options", "judge": "judge_options"}
 """Keys, each with the table of its options. The user may set some of these options."""
@@ -71,7 +71,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """The content of `rollq.toml`, flat tables, with the keys that each `env` sets.
+    """The content of `rollq.toml` as flat tables, with the keys that each `env` sets.
 
     `environments` maps a table, `tasks` or `evaluations`, and a name to each environment. `problems` has a line for
     each `env` that cannot be expanded.

@@ -32,7 +32,7 @@ class Level(StrEnum):
 
     ERROR = "error"  # training on it would be wrong
     WARNING = "warning"  # worth knowing
-    NOTE = "note"  # a number to know
+    NOTE = "note"  # information, such as the number of rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class Source(Protocol):
         """All that the rows depend on: the package, the version in its metadata, the options and the split."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows in order, as JSON: `prompt` or `messages`, `answer` if there is one, and `env`, with which the
-        bridge reopens the row. Rows are the same in every process and on every machine."""
+        """The rows in order, as JSON: `prompt` or `messages`, `answer` if there is one, and `env`, with which workers
+        reopen the row's episode. Rows are the same in every process and on every machine."""
 
     def settings(self) -> dict[str, Any]:
         """The keys of a task that this environment sets, by field: `judge`, `agent_loop`, `agent_options`, ..."""

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 COMPARED: Final = 200
 """How many of the first rows are made again under another hash seed."""
 PATIENCE: Final = 1_000
-"""After this many repeated rows in a row, an unlimited environment counts as exhausted."""
+"""An environment counts as exhausted after this many consecutive repeats, or after twice as many as it has given
+different rows, if that is more."""
 REPORT_S: Final = 10.0
 
 

@@ -15,7 +15,7 @@ class TimeLimit:
 
     @contextmanager
     def on(self, process: "subprocess.Popen[bytes]") -> Iterator[None]:
-        """Kill a process that outlasts the time for this block."""
+        """Kill the process if this block takes longer than the limit."""
 
         def end() -> None:
             self.is_over = True

@@ -1,4 +1,4 @@
-"""Checks without a model that tasks' tests reward the solution and nothing else."""
+"""Checks, without a model, that tasks' tests reward the solution and nothing else."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence

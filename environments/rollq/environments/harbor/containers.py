@@ -41,7 +41,7 @@ class ContainerRunner:
         await asyncio.to_thread(folder.remove)
 
     async def rewards(self, task: HarborTask, folder: HarnessFolder) -> Rewards:
-        """The tests' rewards for a container whose processes have ended. Raises `SampleFailed`."""
+        """End a container's processes, and return the tests' rewards for it. Raises `SampleFailed`."""
         settings, container = task.settings().verifier, self._container(folder)
         limit_s = settings.timeout_sec or self.timeout_s
         own = await asyncio.to_thread(HarnessFolder.make, None)

@@ -17,7 +17,7 @@ def image_of(files: Path) -> str:
 
 
 def require_program(task: HarborTask) -> str:
-    """The program that starts containers. Raises `ConfigError` if there is none and the task has an image."""
+    """The program that starts containers, for a task with an image. Raises `ConfigError` if there is none."""
     try:
         return find_program()
     except ContainerError as error:

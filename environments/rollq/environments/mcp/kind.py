@@ -1,4 +1,4 @@
-"""The kind `mcp`: a server with tools. The user supplies prompts and judge."""
+"""The kind `mcp`: a server with tools. The user supplies the prompts and the judge."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

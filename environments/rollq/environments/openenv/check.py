@@ -44,7 +44,7 @@ async def _schemas(url: str, options: OpenEnvOptions) -> list[Finding]:
 
 
 async def _invalid_action(url: str, options: OpenEnvOptions, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Whether the server refuses a step without an action and continues the episode."""
+    """Whether the server refuses an invalid action and continues the episode."""
     episode = episode_of(url, options)
     try:
         await episode.open(rows[0][ENV])

@@ -1,7 +1,8 @@
 """An OpenEnv server's episodes as environments for rollq's loop.
 
-Invariant: a model's mistake is counted, and answered with a message or a reward of 0. A server's fault fails only this
-sample, with the kind `environment` and without a reward. A lost session is never continued, since its state is gone.
+Invariant: a model's mistake is counted, and answered with a message or a reward of 0. A server's fault fails only the
+episode's sample, with the kind `environment` and without a reward. A lost session is never continued, since its state
+is gone.
 """
 
 from collections.abc import Mapping

@@ -28,7 +28,7 @@ class OpenEnv:
         return OpenEnvSource(name, read_options(OpenEnvOptions, options), split)
 
     def installed(self) -> str:
-        """The version of aiohttp, the only required package."""
+        """Return "built in": aiohttp, the only required package, is not checked."""
         return "built in"
 
     def install(self) -> str:
@@ -98,7 +98,7 @@ class OpenEnvSource:
 
     def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         """Check that episodes match their rows, open the same way twice, open 16 at once, and free their places. Also
-        check schemas and rewards."""
+        check the schema of actions, and the answer to an invalid action."""
         from rollq.environments.openenv.check import check
 
         return check(self.url, self.options, rows)

@@ -17,7 +17,7 @@ from rollq.environments.openenv.wire import Observation, read, write
 HEARTBEAT_S: Final = 40.0
 """A ping is sent after this many seconds without a message. After half as many more, a silent server counts as gone."""
 CLOSE_S: Final = 3.0
-"""How long the server may take to let a session go."""
+"""How long the server may take to end a session."""
 CONNECT_S: Final = 10.0
 MOST_BYTES: Final = 1 << 26
 """Longest message."""

@@ -1,4 +1,4 @@
-"""Checks without a model which texts a grader rewards, which texts make it fail, and whether it runs texts."""
+"""Checks, without a model, which texts a grader rewards, which texts make it fail, and whether it runs texts."""
 
 import asyncio
 import tempfile

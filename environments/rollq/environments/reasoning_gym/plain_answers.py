@@ -12,7 +12,7 @@ BOARDS: Final = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string
 FORMULAS: Final = frozenset({"intermediate_integration", "polynomial_multiplication", "simple_integration"})
 """Generators whose graders pass a formula to sympy's parser, which evaluates it."""
 SUMS: Final = frozenset({"countdown", "puzzle24"})
-"""The generators among these in which each number must be used once."""
+"""Generators whose graders evaluate a sum in which each number must be used once."""
 RUN_TEXTS: Final = BOARDS | FORMULAS | SUMS
 """Generators whose graders run the model's text as code."""
 

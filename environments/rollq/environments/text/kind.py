@@ -51,7 +51,7 @@ class Text:
         return source
 
     def installed(self) -> str:
-        """ "built in": only the environment's package is needed."""
+        """Return "built in": only the environment's package is needed."""
         return "built in"
 
     def install(self) -> str:

@@ -42,7 +42,7 @@ class Verifiers:
         return TaskSet(name, given.model_copy(update={"python": python_in(folder, given.python)}), split)
 
     def installed(self) -> str:
-        """Return "": without options, the Python is unknown."""
+        """Return "built in": without options, the Python with verifiers is unknown."""
         return "built in"
 
     def install(self) -> str:

@@ -18,7 +18,7 @@ from rollq.workers.judging.environment import check_named
 
 
 class VerifiersSettings(OutsideSettings):
-    """`agent_options`; the environment's are set by `env`."""
+    """`agent_options`; `env` sets the options that this class adds."""
 
     environment: dict[str, Any] = Field(description="data with which a runner opens the environment")
     python: str = Field(default="", description="Python interpreter that has verifiers; default: the worker's")
@@ -71,5 +71,5 @@ def verifiers_loop(gateway: Gateway, **options: Any) -> RunnerLoop:
 
 
 async def unrewarded(prompt: Prompt, sample: Sample) -> float:
-    """The judge for samples whose runner gave no reward, which fail."""
+    """The judge for samples without a runner's reward: they fail."""
     raise SampleFailed(FailureKind.PROGRAM, "the runner set no reward before the session ended (session_timeout_s)")

@@ -31,20 +31,20 @@ from rollq.workers.gateway.sessions.outcomes import Outcome
 log = logging.getLogger(__name__)
 
 PAUSES_S: Final = (1.0, 60.0)
-"""The first and the longest pause before a runner is restarted; the pause doubles each time."""
+"""The shortest and the longest pause before a runner is restarted; the pause doubles each time."""
 LASTED_S: Final = 60.0
 """A runner that lived this long is restarted after the shortest pause."""
 END_S: Final = 10.0
 LAST_WORDS_S: Final = 0.5
 LINES: Final = 20
 MOST_FILE: Final = 2**62
-"""In bytes: no limit."""
+"""The size limit for files, in bytes: in practice, there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerSettings:
-    """The runner processes: their Python, their number, their total number of episodes, and which of the worker's
-    environment variables they get."""
+    """The runner processes: their Python, their number, their total number of concurrent episodes, and which of the
+    worker's environment variables they get."""
 
     taskset: str
     python: str

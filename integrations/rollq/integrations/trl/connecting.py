@@ -27,10 +27,10 @@ def connect(
     """Take over a run as its trainer, from the newest complete checkpoint in `args.output_dir`, or from the folder
     `model`.
 
-    `args` gives the rank of this process and the number of ranks, and replaces both in `settings`. All ranks call this
-    function, and see the same `output_dir`. Setting `stop` ends training after the step under way, with a checkpoint.
-    The other parameters, and their errors, are as in `Consumer.connect`. Raises `ConfigError` if TRL is missing or
-    another release is installed.
+    `args` gives the rank of this process and the number of ranks. Both replace the values in `settings`, as do a common
+    `launch_id` and the reduction `mean`. All ranks call this function, and see the same `output_dir`. Setting `stop`
+    ends training after the step under way, with a checkpoint. The other parameters, and their errors, are as in
+    `Consumer.connect`. Raises `ConfigError` if TRL is missing or another release is installed.
     """
     check_installed()
     ranks = ranks_of(args)

@@ -42,7 +42,7 @@ REFUSED = frozenset(
     top_entropy_quantile use_adaptive_entropy use_vllm""".split()  # noqa: SIM905 - a line for each of 50 names
 )
 """TRL's settings that must keep their default: their effect depends on micro-batches, or the adapter cannot honour
-them. `router_aux_loss_coef` is the model's unless it is 0, and is refused with a model that has one."""
+them. With a mixture of experts, `router_aux_loss_coef` must be 0: by default, TRL takes the model's."""
 
 
 def check_config(args: "GRPOConfig") -> None:

@@ -29,7 +29,7 @@ class Progress(TrainerCallback):
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Publish and commit."""
+        """Publish if a publication is due, and commit."""
         self._end_step()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:

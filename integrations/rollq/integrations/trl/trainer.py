@@ -61,7 +61,7 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         optimizers: tuple[Any, Any] = (None, None),
     ) -> None:
         check_config(args)
-        args.ignore_data_skip = True  # the consumer knows which batch is next
+        args.ignore_data_skip = True  # the consumer decides which batch is next
         self._consumer = consumer
         self._ranks = ranks_of(args)
         super().__init__(
@@ -109,8 +109,8 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return output
 
     def get_train_dataloader(self) -> Any:
-        """The consumer's batches. Accelerate does not prepare this loader: it would read ahead, and divide batches by
-        ranks."""
+        """The consumer's batches. Accelerate does not prepare this loader: Accelerate would read ahead, and divide
+        batches among ranks."""
         return self._feed
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -43,7 +43,8 @@ class Tasks:
         self._known: dict[str, Task] = {}
 
     def find(self, digest: str) -> Task | None:
-        """The task with this digest; None if the set has no such task. May block."""
+        """The task with this digest; None if it is not among the tasks read so far and the next `MOST_UNKNOWN`. May
+        block."""
         looked = 0
         while digest not in self._known and looked < MOST_UNKNOWN:
             task = next(self._rest, None)
