@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 EVERY_S: Final = 5.0
 """The longest pause between two checks of the run."""
 LOOKS: Final = 4
-"""The number of checks for which a new state must last, at most one per second."""
+"""The number of checks in the time that a new state must last; at most one check per second."""
 STOP_WITHIN_S: Final = 3.0
 """How long the end waits for a running check."""
 
@@ -39,7 +39,7 @@ class ChangeWatcher:
     """Checks the run in a thread within the `with` block. The command runs in that thread, so nothing else waits.
 
     A note in the buffer makes several watchers of a run report a change only once. If the note fails, each watcher
-    reports it.
+    reports the change.
     """
 
     def __init__(

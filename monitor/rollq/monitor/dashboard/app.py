@@ -1,7 +1,7 @@
 """The dashboard's ASGI apps: for a live run, with events, changes, and the endpoints of `rollq metrics`; and for an
 archive.
 
-All that they show comes from a `RunStatus` or a `GroupView`, as in `rollq status` and `rollq groups show`.
+The run's state comes from a `RunStatus` and groups from a `GroupView`, as in `rollq status` and `rollq groups show`.
 
 /api/status                      as `rollq status --json`
 /api/events                      the same each second, as server-sent events; the event `lost` says why there is none
@@ -112,7 +112,7 @@ class Dashboard:
         return b"event: lost\ndata: %b\n\n" % orjson.dumps(self._reading.problem)
 
     def _history(self, request: Request) -> bytes:
-        """The last `minutes` of each task, read at most once per row of the history."""
+        """The last `minutes` of each task, read at most twice per row of the history."""
         minutes = number_of(request, "minutes", 60, most=HISTORY_ROWS * HISTORY_ROW_MS // 60_000)
         at_s, cached = self._histories.get(minutes, (0.0, b""))
         if cached and time.monotonic() - at_s < HISTORY_ROW_MS / 2000:

@@ -34,7 +34,8 @@ class TokenTexts:
 def row_of(group: FoundGroup, sample: OneSample | None = None) -> dict[str, Any]:
     """A row of the list. `at_ms` is the time of the group's last put, otherwise of its admission. `samples` has, for
     each of at most `MOST_SAMPLES` started samples, its index, reward, response tokens, finish reason, whether it is
-    finished and judged, and whether it matches the conditions. Of more samples, matching samples come first."""
+    finished and judged, and whether it matches the conditions. If there are more samples, matching samples are kept
+    first."""
     stored, turns = group.fields, prompt_turns(group.prompt) if group.prompt.content else ()
     outcomes = group.outcomes
     rewards = rewards_of(outcomes)

@@ -43,5 +43,5 @@ class OwnThread:
                 continue
             try:
                 answer.set_result(do())
-            except BaseException as error:  # noqa: BLE001  (it belongs to who has asked)
+            except BaseException as error:  # noqa: BLE001 - it is raised in the caller's thread
                 answer.set_exception(error)

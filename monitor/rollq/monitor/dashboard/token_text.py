@@ -11,7 +11,7 @@ CONTEXT = 8
 
 def pieces(decode: Decode, ids: Sequence[int], start: int, end: int) -> list[str]:
     """The text that each of `ids[start:end]` adds; "" for a token that only begins a character. The last token of a
-    character gets its text."""
+    character gets the character's text."""
     first = max(0, start - CONTEXT)
     texts, begin, shown = list[str](), first, first
     for at in range(first, min(end, len(ids))):

@@ -88,7 +88,7 @@ def _whole_columns(columns: Mapping[str, Values | None], tokens: int) -> dict[st
 
 
 def _sums(ones: Values | None, others: Values, sign: int) -> list[float | None] | None:
-    """`one + sign * other` of each pair, None where either is; None without `ones`."""
+    """`one + sign * other` for each pair, None where either is None; None without `ones`."""
     if ones is None:
         return None
     pairs = zip(ones, others, strict=True)

@@ -63,8 +63,8 @@ class SegmentView:
 @dataclass(frozen=True, slots=True)
 class CallView:
     """One call of an agent over the gateway. `parent` is the number of the call that it continues. `depth` counts the
-    calls on the path from the first call that another call had already continued. `segment` holds its tokens, or is
-    None if they are not trained, with the reason in `left_out`."""
+    branches on the path from the first call: calls whose parent another call had already continued. `segment` holds its
+    tokens, or is None if they are not trained, with the reason in `left_out`."""
 
     number: int
     parent: int | None
@@ -284,7 +284,7 @@ def _seconds(stored: Any) -> float | None:
 
 
 def _mappings(stored: Any) -> list[Mapping[str, Any]]:
-    """The mappings in a list, which anybody may have stored."""
+    """The mappings in a stored value, which may have any form; empty for anything but a list."""
     return [item for item in stored if isinstance(item, Mapping)] if isinstance(stored, list | tuple) else []
 
 

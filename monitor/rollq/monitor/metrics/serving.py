@@ -28,7 +28,7 @@ def serve(
 ) -> None:
     """Serve `app` until SIGINT or SIGTERM, whose handlers are then restored. Port 0 means a free port.
 
-    The server answers to the names of loopback, `host` and `allowed_hosts`. Such a signal calls `on_stop`, which ends
+    The server answers to the names of loopback, `host` and `allowed_hosts`. Either signal calls `on_stop`, which ends
     unlimited answers. Raises `ConfigError` if the address or a name cannot be used.
     """
     app = KnownHosts(app, (*names_of(host), *allowed_hosts))
@@ -46,7 +46,8 @@ def serve(
 
 
 class _NotesRequests:
-    """An app whose connections wait until a request is complete, and again after its answer."""
+    """An app that notes the state of connections: answering once a request is complete, and waiting after the
+    answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

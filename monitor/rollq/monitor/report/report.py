@@ -133,7 +133,8 @@ def staleness_figure(steps: Sequence[StepRecord]) -> "Figure":
 
 
 def depth_figure(readings: Sequence[BufferReading]) -> "Figure":
-    """Plot the groups per status over time, stacked, one panel per task, without the archive."""
+    """Plot the groups per status over time, stacked, one panel per task, without groups that are archived or kept for
+    audit."""
     tasks = _buffer_tasks(readings) or ["no task"]
     figure = _figure(height_in=1.2 + 2.8 * len(tasks))
     panels = figure.subplots(len(tasks), sharex=True, squeeze=False)[:, 0]

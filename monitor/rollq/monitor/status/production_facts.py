@@ -98,7 +98,7 @@ def _failure(task: TaskStatus) -> str:
 
 
 def empty_tasks(run: RunStatus) -> Iterator[Fact]:
-    """Tasks without workers that a trainer waits for."""
+    """Offline tasks that the trainer waits for."""
     trainer = trainer_of(run)
     for task in trained(run):
         if task.offline and trainer.phase is TrainerPhase.WAITING and task.ready < task.batch_groups:

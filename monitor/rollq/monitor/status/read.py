@@ -286,7 +286,8 @@ def condition(age_s: float) -> str:
 
 
 def _task_statuses(buffer: MonitorBuffer) -> Iterator[TaskStatus]:
-    """The statuses of the tasks. Raises `StoreLost` if the run is gone; a name without a task hides no other."""
+    """The statuses of the tasks. Raises `StoreLost` if the run is gone; a task that has a name but no clock is left
+    out."""
     for task in buffer.tasks():
         try:
             yield _task_status(buffer, task)

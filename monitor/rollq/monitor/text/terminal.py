@@ -10,7 +10,7 @@ TAB = "    "
 
 def escaped(text: str) -> str:
     r"""`text` with visible escapes (`\x1b`, `\u202e`) for every character that could act on a terminal: control and
-    format characters, surrogates, and separators of lines. Line feeds stay, and tabs become spaces."""
+    format characters, surrogates, and line separators. Line feeds stay, and tabs become spaces."""
     return "".join(map(_escaped, text))
 
 
