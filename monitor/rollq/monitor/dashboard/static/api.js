@@ -1,4 +1,4 @@
-// What the page asks the server.
+// Requests to the server.
 
 export async function get(path, parameters = {}) {
   const given = Object.entries(parameters).filter(([, value]) => value !== "" && value !== null && value !== undefined);
@@ -24,7 +24,7 @@ async function answer(response) {
 
 const LATE_MS = 5000;
 
-/** Follow the status: calls `onStatus(status)`, and `onLost(why)` while there is none. It recovers by itself. */
+/** Follow the status: calls `onStatus(status)`, and `onLost(why)` while there is no status. Reconnects by itself. */
 export function follow(onStatus, onLost) {
   let source = null,
     heardMs = Date.now();

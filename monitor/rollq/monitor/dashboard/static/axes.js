@@ -9,7 +9,7 @@ const LARGE = [
   [1e3, "k"],
 ];
 
-/** A round step that divides a range into about so many parts. */
+/** A round step, at least `least`, that divides a range into about `parts` parts. */
 function roundStep(range, parts, least) {
   const rough = Math.max(range / parts, least, Number.MIN_VALUE);
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -23,7 +23,8 @@ function multiples(low, high, step) {
   return Array.from({ length: Math.max(0, last - first + 1) }, (_, at) => (first + at) * step);
 }
 
-/** The axis of values: {low, high, marks, text, isWhole}. It contains zero, unless all values are close together and far from it. */
+/** The axis of values: {low, high, marks, text, isWhole}. It contains zero, unless all values are close together and
+ * far from zero. */
 export function valueAxis(low, high, { least = 0, isFromZero = false } = {}) {
   const isClose = !isFromZero && high > low && high - low < CLOSE * Math.max(Math.abs(low), Math.abs(high));
   const from = isClose ? low : Math.min(0, low),
@@ -35,7 +36,7 @@ export function valueAxis(low, high, { least = 0, isFromZero = false } = {}) {
   return { low: start, high: end, marks, text: formatOf(step, Math.max(Math.abs(start), end)), isWhole: step >= 1 };
 }
 
-/** How all values of an axis are written: with the decimals, the factor or the power that its step needs. */
+/** The format of all values of an axis, with the decimals, the factor or the power that its step needs. */
 function formatOf(step, top) {
   const decimals = (size) => Math.max(0, -Math.floor(Math.log10(size) + 1e-6));
   if (top >= 1e4) {

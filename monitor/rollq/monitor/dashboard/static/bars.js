@@ -7,7 +7,7 @@ import { short } from "./format.js";
 
 const THICKEST = 34;
 
-/** Bars side by side: how many there are of each. */
+/** Bars side by side, each as high as its count. */
 export class BarChart {
   constructor(title, unit, note = "") {
     this.sets = [];
@@ -15,7 +15,7 @@ export class BarChart {
     this.element = this.frame.element;
   }
 
-  /** sets: [{name, values: {label: count}, kind}]; empty: what the chart says where all are 0. */
+  /** sets: [{name, values: {label: count}, kind}]; empty: the chart's text if all counts are 0. */
   show(sets, empty) {
     Object.assign(this, { sets, empty });
     this.#draw();

@@ -12,12 +12,12 @@ export function allowChanges(may) {
   mayChange = may;
 }
 
-/** Buttons for one run, task or worker; nothing where the dashboard only reads. */
+/** Buttons for one run, task or worker; nothing if the dashboard only reads. */
 export function buttons(kind, name = "") {
   return orders(VERBS, { kind, name }, kind === "run" ? "all tasks" : `${kind} ${name}`);
 }
 
-/** Buttons for one group, none where a trainer has it; `onDone(order)` is called after a change. */
+/** Buttons for one group, none once a trainer has taken it; `onDone(order)` is called after a change. */
 export function groupButtons({ task, group_id, status }, onDone) {
   if (["claimed", "archived", "leaving"].includes(status)) return h("span");
   return orders(GROUP_VERBS, { kind: "group", name: `${task}/${group_id}` }, `group ${task} ${group_id}`, onDone);

@@ -10,12 +10,12 @@ export const HEIGHT = 140,
   TOP = 8,
   BOTTOM = 18;
 const FIRST_WIDTH = 350;
-/** Units that the legend repeats behind a value. */
+/** Units that the legend repeats after a value. */
 const SAID = ["s", "steps"];
 
-/** A place on the axis that several charts share: the one under the pointer, or one that was pinned. */
+/** A place on the axis that several charts share: the place under the pointer, or a pinned place. */
 export class Cursor {
-  /** `onHold(at)` is called when somebody pins a place, or with null releases it. */
+  /** `onHold(at)` is called when the user pins a place, and with null when the user releases it. */
   constructor(onHold = () => {}) {
     [this.pointed, this.pinned, this.followed] = [null, null, null];
     Object.assign(this, { onHold, watchers: [] });
@@ -25,7 +25,7 @@ export class Cursor {
     return this.pointed ?? this.pinned;
   }
 
-  /** Call `onMove(at)` at each move; null: nothing is pointed at. */
+  /** Call `onMove(at)` on each move; `at` is null without a place. */
   watch(onMove) {
     this.watchers.push(onMove);
   }
@@ -47,7 +47,7 @@ export class Cursor {
     this.onHold(at);
   }
 
-  /** All charts follow once a frame, however often the pointer moves. */
+  /** All charts follow at most once per animation frame, however often the pointer moves. */
   #move(change) {
     change();
     if (this.isAsked) return;
@@ -65,13 +65,13 @@ const resized = new ResizeObserver((entries) => {
   for (const { target, contentRect } of entries) target.onwidth?.(Math.round(contentRect.width));
 });
 
-/** The frame of a chart, which is drawn again when its width changes. */
+/** The frame of a chart. The chart is redrawn when its width changes. */
 export class Frame {
   constructor(title, unit, note, redraw) {
     this.width = FIRST_WIDTH;
     this.when = h("span", { class: "when" });
     this.legend = h("ul", { class: "legend" });
-    this.cross = h("div", { class: "cross", hidden: true }); // no part of the picture, which is not painted again
+    this.cross = h("div", { class: "cross", hidden: true }); // outside the picture, which need not be painted again
     this.picture = svg("svg", { height: HEIGHT, role: "img", "aria-label": title });
     this.picture.onwidth = (width) => {
       if (!width || width === this.width) return;
@@ -95,7 +95,7 @@ export class Frame {
     );
   }
 
-  /** Lines and texts of both axes; `toX` and `toY` give the place of a value. */
+  /** The lines and labels of both axes; `toX` and `toY` return the position of a value. */
   axes(horizontal, toX, vertical, toY) {
     const right = this.width - RIGHT;
     const grid = vertical.marks.map((value) => `M${LEFT} ${toY(value)}H${right}`).join("");
@@ -111,15 +111,15 @@ export class Frame {
     ];
   }
 
-  /** What the chart says in its middle while there is nothing to draw. */
+  /** The text in the middle of a chart without data. */
   middle(text) {
     return svg("text", { x: (LEFT + this.width) / 2, y: HEIGHT / 2, "text-anchor": "middle" }, text);
   }
 }
 
-/** Lines over an axis, or areas one above the other; its legend shows the values at the cursor, or the last ones. */
+/** Lines over an axis, or stacked areas. The legend shows the values at the cursor, or else the last values. */
 export class LineChart {
-  /** `name`: of a place of the axis: value => text. `least`: the least distance of marks. */
+  /** `name` names a place on the axis: value => text. `least` is the smallest distance between marks. */
   constructor(title, { unit, note = "", isStacked = false, cursor = new Cursor(), name, least = 0 }) {
     Object.assign(this, { unit, isStacked, cursor, name, least, lines: [], toX: null });
     this.frame = new Frame(title, unit, note, () => this.#draw());
@@ -137,9 +137,9 @@ export class LineChart {
     cursor.watch((at) => this.#point(at));
   }
 
-  /** Draw anew. lines: [{name, xs, values, kind, dash, isDots, breaks}], `xs` rising, a value or null for each,
-   * broken before the places in the set `breaks`, those of one name in one entry of the legend; axis: the horizontal
-   * one; bound: {name, value}; changes: [{x, text}]; aside: [{name, value}], in the legend alone. */
+  /** Draw the chart again. lines: [{name, xs, values, kind, dash, isDots, breaks}]: `xs` rise, each with a value or
+   * null; a line is broken before the indices in the set `breaks`; lines of one name share a legend entry. axis: the
+   * horizontal axis; bound: {name, value}; changes: [{x, text}]; aside: [{name, value}], only in the legend. */
   show({ lines, axis, bound = null, changes = [], aside = [] }) {
     Object.assign(this, { lines, axis, bound, changes, aside });
     this.#draw();
@@ -177,7 +177,7 @@ export class LineChart {
     this.#point(this.cursor.at);
   }
 
-  /** Lines of one name in the legend: the key and the value of each. */
+  /** The legend's entry for lines of one name: the key and the value of each. */
   #entry(places) {
     const key = (i) => h("i", { class: `key ${this.lines[i].kind} ${look(this.lines[i])}` }),
       [first, ...others] = places;
@@ -203,7 +203,7 @@ export class LineChart {
     return svg("path", { class: `area ${kind}`, d: xs.length ? starts.map(piece).join("") : "" });
   }
 
-  /** The place of the axis under the pointer that has a value. */
+  /** The place with a value that is nearest to the pointer. */
   #under(event) {
     const xs = this.lines[0]?.xs;
     if (!xs?.length) return null;
@@ -232,7 +232,7 @@ export class LineChart {
     });
   }
 
-  /** A value as the legend says it: with the unit where that is short, and with decimals where the axis has some. */
+  /** A value in the legend's form: with the unit if it is short, and with decimals if the axis has decimals. */
   #said(value) {
     if (value === null) return "-";
     const text = Number.isInteger(value) ? number(value, this.vertical.isWhole ? 0 : 2) : short(value);
@@ -240,19 +240,19 @@ export class LineChart {
   }
 }
 
-/** The places of lines by their names, in the order of the first of each. */
+/** The indices of lines, grouped by name, in the order of each name's first line. */
 function entriesOf(lines) {
   const places = new Map();
   for (const [i, { name }] of lines.entries()) places.set(name, [...(places.get(name) ?? []), i]);
   return [...places.values()];
 }
 
-/** How a line is drawn, as names of classes. */
+/** The CSS classes that style a line. */
 function look({ dash = 0, isDots = false }) {
   return `dash${dash}${isDots ? " dots" : ""}`;
 }
 
-/** The value of a line at a place of the axis, or its last one; null where it has none there. */
+/** The value of a line at a place on the axis or, without a place, its last value; null if there is no such value. */
 function valueAt({ xs, values, isDots }, at) {
   if (at === null) return values.findLast((value) => value !== null) ?? null;
   const i = nearest(xs, at);
@@ -260,7 +260,7 @@ function valueAt({ xs, values, isDots }, at) {
   return i < 0 || at < xs[0] || at > xs.at(-1) ? null : values[i];
 }
 
-/** The index of the number that is nearest to a value, in rising numbers; -1 in none. */
+/** The index of the number that is nearest to a value, in ascending numbers; -1 without numbers. */
 export function nearest(xs, value) {
   let low = 0,
     high = xs.length - 1;
@@ -272,7 +272,7 @@ export function nearest(xs, value) {
   return high < 0 || value - xs[low] <= xs[high] - value ? Math.min(low, high) : high;
 }
 
-/** The least and the largest of the values; both null without any. */
+/** The least and the largest of the values; both null without values. */
 function extent(columns, others) {
   let [low, high] = [Infinity, -Infinity];
   for (const values of [...columns, others])
@@ -280,8 +280,8 @@ function extent(columns, others) {
   return low > high ? [null, null] : [low, high];
 }
 
-/** The points of a line that can be seen: of those that share a pixel the first, the least, the largest and the last;
- * null where the line is broken. */
+/** The visible points of a line: of points that share a pixel, the first, the smallest, the largest and the last; null
+ * where the line is broken. */
 function thinned({ xs, values, breaks }, toX) {
   const points = [];
   let pixel = null,
@@ -310,7 +310,7 @@ function thinned({ xs, values, breaks }, toX) {
   return points;
 }
 
-/** The path of a line, joined over places without a value; or of dots. A lonely point is a dot. */
+/** The path of a line, joined across places without a value, or of dots. A single point is a dot. */
 function path(points, toX, toY, { isDots }) {
   let drawn = "",
     isDown = false;
@@ -321,7 +321,7 @@ function path(points, toX, toY, { isDots }) {
   return drawn;
 }
 
-/** The upper edges of areas that stand on each other. */
+/** The upper edges of stacked areas. */
 function stacked(lines) {
   const tops = [];
   for (const line of lines) tops.push(line.values.map((value, at) => (value ?? 0) + (tops.at(-1)?.[at] ?? 0)));

@@ -1,4 +1,4 @@
-// Two groups of one prompt, usually of two steps: their samples side by side, the best ones first.
+// Two groups of one prompt, usually of two steps: their samples side by side, the best samples first.
 
 import { addressOf } from "./links.js";
 import { get } from "./api.js";
@@ -15,7 +15,7 @@ export class CompareView {
     this.asked = 0;
   }
 
-  /** Show two groups: their tasks and numbers, in turns. */
+  /** Show two groups, given as task, number, task, number. */
   async show(...names) {
     const asked = ++this.asked;
     this.root.replaceChildren(h("p", { class: "note" }, "reading ..."));
@@ -101,12 +101,12 @@ function factsTable() {
   );
 }
 
-/** A sample as a row of the list has it. */
+/** A sample in the form that a row of the list has. */
 function rowOf({ index, reward, tokens, finish_reason, status }) {
   return [index, reward, tokens, finish_reason, status === "completed", true];
 }
 
-/** The cards of two groups in turns: the best of each, the second best, and so on; a note where a group has fewer. */
+/** The cards of two groups, alternating: the best of each, the second best, and so on; a note if a group has fewer. */
 function pairs(groups, cards) {
   const ranked = groups.map((group) => {
     const order = group.samples.map((_, at) => at).sort((one, other) => rank(group, other) - rank(group, one));

@@ -1,7 +1,7 @@
 // Curves that are compared: one run, two runs, or two ranges of steps of one run, on one axis. Pure.
 
-/** What an address asks for: {over: "step" or "time", other: a run, ranges: [[from, to], [from, to]] or null,
- * at: a place of the axis or null}. */
+/** The choices in an address: {over: "step" or "time", other: a run, ranges: [[from, to], [from, to]] or null, at: a
+ * place on the axis or null}. */
 export function choiceOf({ over, other = "", first, second, at }) {
   const ranges = [rangeOf(first), rangeOf(second)];
   return {
@@ -55,10 +55,10 @@ export function bounds(sets) {
   return all.length ? [Math.min(...all.map((xs) => xs[0])), Math.max(...all.map((xs) => xs.at(-1)))] : [0, 1];
 }
 
-/** The lines of a chart: each of its series in the colour of its place, of the second set dashed. Both lines of one
- * series have one name. */
+/** The lines of a chart: each series in the colour of its index, and dashed for the second set. Both lines of a series
+ * have the same name. */
 export function linesOf(sets, { name, title, lines }) {
-  // of a single task, the reward is the reward
+  // with a single task, the task's reward is the overall reward
   const series = name === "reward" && lines.length === 2 ? lines.slice(0, 1) : lines;
   return series.flatMap((one, i) =>
     sets
@@ -73,7 +73,7 @@ export function linesOf(sets, { name, title, lines }) {
   );
 }
 
-/** A series in words: what its name adds to the name of its chart. */
+/** A series in words: the part of its name after the chart's name. */
 function labelOf(series) {
   const own = series.includes("/") ? series.slice(series.indexOf("/") + 1) : series;
   return own.replace(/_s$/, "").replaceAll("_", " ");

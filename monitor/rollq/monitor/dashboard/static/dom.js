@@ -22,15 +22,15 @@ export function svg(name, attributes, ...children) {
   return fill(document.createElementNS(SVG, name), attributes, children);
 }
 
-/** Set the text of an element, if it is another one. */
+/** Set the text of an element, if the text differs. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** A text as nodes, what stands between backticks as code. */
+/** A text as nodes; text between backticks becomes code. */
 export function coded(text) {
   const parts = text.split("`");
-  if (parts.length % 2 === 0) return [text]; // one is left over: it is no mark
+  if (parts.length % 2 === 0) return [text]; // an unpaired backtick is not a mark
   return parts.map((part, at) => (at % 2 ? h("code", null, part) : part));
 }
 

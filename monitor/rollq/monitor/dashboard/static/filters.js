@@ -1,4 +1,4 @@
-// The filters of the list: a form that shows, and changes, what the address of the list asks for.
+// The filters of the list: a form that shows and changes the filters in the list's address.
 
 import { wantedOf } from "./links.js";
 import { h, setText } from "./dom.js";
@@ -6,7 +6,7 @@ import { number } from "./format.js";
 
 const FINISHES = ["stop", "length", "tool_calls", "abort", "error"];
 
-/** What is wanted, a few words for each filter. */
+/** The filters that are set, in a few words each. */
 function inWords(wanted) {
   const range = (name, low, high) => {
     if (!low && !high) return [];
@@ -25,15 +25,15 @@ function inWords(wanted) {
   ];
 }
 
-/** The order that is wanted, in words. */
+/** The order of the list, in words. */
 function orderInWords(sort) {
   if (!sort) return [];
   const name = sort.replace("-", "");
   return [`by ${{ at: "time", tokens: "length" }[name] ?? name}, ${sort.startsWith("-") ? "highest" : "lowest"} first`];
 }
 
-/** The form. `elsewhere`: the statuses of groups that may be in the archive alone, which no count has; `onWanted(wanted)`
- * is called when something else is wanted. */
+/** The form. `elsewhere` lists the statuses of groups that may be only in the archive, which are not counted.
+ * `onWanted(wanted)` is called when the filters change. */
 export class Filters {
   constructor({ statuses, elsewhere }, onWanted) {
     Object.assign(this, { elsewhere, onWanted });
@@ -83,24 +83,24 @@ export class Filters {
     this.#open(false);
   }
 
-  /** What the form asks for now, with what has been typed and not yet sent. */
+  /** The form's filters, including typed text that was not submitted yet. */
   given() {
     return wantedOf(new URLSearchParams([...new FormData(this.form), ["sort", this.wanted.sort ?? ""]]));
   }
 
-  /** Show what is wanted in the form. */
+  /** Show filters in the form. */
   show(wanted) {
     this.wanted = wanted;
     for (const { name } of this.form.elements) if (name) this.form.elements[name].value = wanted[name] ?? "";
     for (const [at, button] of this.presets.entries())
       button.ariaPressed = wanted.min_reward === String(at) && wanted.max_reward === String(at);
     const words = inWords(wanted);
-    this.clear.classList.toggle("unseen", !Object.keys(wanted).length); // its place stays, so that nothing moves
+    this.clear.classList.toggle("unseen", !Object.keys(wanted).length); // it keeps its space, so that nothing moves
     setText(this.opener, words.length ? `Filter (${words.length})` : "Filter");
     setText(this.said, [...words, ...orderInWords(wanted.sort)].join(", "));
   }
 
-  /** Offer tasks, with the number of groups of each status where all of them are counted. */
+  /** Offer tasks, with the number of groups of each status, if all of them are counted. */
   tasks(tasks) {
     const names = tasks.map((task) => task.task);
     const offered = [...this.task.options].slice(1).map((option) => option.value);
@@ -124,7 +124,7 @@ export class Filters {
     this.onWanted(isChosen ? others : { ...others, min_reward: reward, max_reward: reward });
   }
 
-  /** Open or close the form, where the page is narrow. */
+  /** Open or close the form, on a narrow page. */
   #open(isOpen = this.opener.ariaExpanded !== "true") {
     this.opener.ariaExpanded = String(isOpen);
     this.element.classList.toggle("open", isOpen);
@@ -144,7 +144,7 @@ function field(name, label, attributes) {
   return h("label", { class: name }, label, h("input", { name, autocomplete: "off", ...attributes }));
 }
 
-/** Two numbers, from and to, and buttons for usual ones. */
+/** Two numbers, from and to, and buttons for common ranges. */
 function range(label, name, attributes, buttons = []) {
   const end = (which, word) =>
     h("input", {

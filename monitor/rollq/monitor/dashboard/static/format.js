@@ -1,11 +1,11 @@
-// Numbers and times as people read them.
+// Numbers and times in readable form.
 
 export function number(value, digits = 0) {
   if (value === null || value === undefined || Number.isNaN(value)) return "-";
   return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
-/** A number with about three digits that count. */
+/** A number with about three significant digits. */
 export function short(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "-";
   const size = Math.abs(value);
@@ -25,7 +25,7 @@ export function seconds(value) {
   return minutes < 120 ? `${minutes.toFixed(0)} min` : `${(minutes / 60).toFixed(0)} h`;
 }
 
-/** A number of bytes in the unit that suits it. */
+/** A number of bytes in a suitable unit. */
 export function bytes(value) {
   let size = value;
   for (const unit of ["B", "KiB", "MiB"]) {
@@ -39,7 +39,7 @@ export function percent(value) {
   return value === null || value === undefined ? "-" : `${Math.round(value * 100)}%`;
 }
 
-/** The time of day of milliseconds since 1970. */
+/** The time of day, from milliseconds since 1970. */
 export function clock(ms) {
   return new Date(ms).toLocaleTimeString("en-GB");
 }

@@ -8,9 +8,9 @@ import { clock, number, plural, seconds } from "./format.js";
 import { SamePrompt } from "./same_prompt.js";
 import { Samples, talk, textual, tools } from "./samples.js";
 
-/** Keys that open the group before and the one after, in the list. */
+/** Keys that open the previous and the next group of the list. */
 const KEYS = { k: "before", j: "after" };
-/** Pixels of the head of a card: with them in sight, it is not scrolled to. */
+/** A card is not scrolled to if this many pixels of its head are visible. */
 const SEEN = 60;
 
 export class GroupView {
@@ -22,7 +22,7 @@ export class GroupView {
     document.addEventListener("keydown", (event) => this.#onKey(event));
   }
 
-  /** Show a group; `wanted`: of the list from which it was opened. */
+  /** Show a group; `wanted` holds the filters of the list from which it was opened. */
   async show(task, number, wanted) {
     const asked = ++this.asked;
     this.wanted = wanted;
@@ -82,8 +82,8 @@ export class GroupView {
     this.cards[index].querySelector("h3").after(h("span", { class: "tag" }, text));
   }
 
-  /** Lead to the neighbours, and ring the samples for which the list has the group; the longest of them is scrolled to
-   * where it cannot be seen. */
+  /** Link to the neighbours, and ring the samples for which the list has the group; scroll to the longest of these
+   * samples if it is not visible. */
   #place(place) {
     this.place = place;
     const step = (key, word) => {
@@ -110,7 +110,7 @@ export class GroupView {
     if (card.getBoundingClientRect().top > window.innerHeight - SEEN) card.scrollIntoView({ block: "start" });
   }
 
-  /** Ring the samples that were searched for, and say so. */
+  /** Ring the samples that match the list's filters, and say so. */
   #ring(indexes) {
     for (const index of indexes) this.cards[index].classList.add("found");
     const many = indexes.length;
@@ -118,7 +118,7 @@ export class GroupView {
     this.ringed.hidden = false;
   }
 
-  /** Open a neighbour in the place of this group, so that the way back leads to the list. */
+  /** Open a neighbour in place of this group in the browser's history, so that Back leads to the list. */
   #open(row) {
     location.replace(addressOf(row, this.wanted));
   }
@@ -132,14 +132,14 @@ export class GroupView {
   }
 }
 
-/** The index of the longest of some samples, {index, tokens}; null where all have one length. */
+/** The index of the longest of some samples, {index, tokens}; null if all have the same length. */
 function longestOf(samples) {
   const lengths = samples.map((one) => one.tokens),
     most = Math.max(...lengths);
   return lengths.some((length) => length !== most) ? samples[lengths.indexOf(most)].index : null;
 }
 
-/** The way back to the list. */
+/** The link back to the list. */
 export function back(wanted) {
   return h(
     "p",
@@ -177,7 +177,7 @@ function life(group) {
   );
 }
 
-/** The prompt of a group, and the answer that is right. */
+/** The prompt of a group, and its reference answer. */
 export function prompt(group) {
   return h(
     "section",

@@ -4,8 +4,8 @@ import { plural, short } from "./format.js";
 
 const MOST_WINDOW = 10;
 
-/** Figures as {name, value, notes: [{text, kind}]}: the latest reward and length, and evaluations; of two sets, each at
- * the last place that both have. `place`: a place of the axis in words. */
+/** Figures as {name, value, notes: [{text, kind}]}: the latest reward and length, and evaluations; for two sets, each
+ * figure at the last place that both sets have. `place` returns a place on the axis in words. */
 export function headlineOf(curves, sets, place) {
   const curve = (name) => curves.find((each) => each.name === name || each.group === name),
     figures = [curve("reward"), curve("lengths")].filter(Boolean);
@@ -58,8 +58,8 @@ function bothEvaluated([first, second], place) {
   });
 }
 
-/** Means of a series over its last steps, as many before these, and its first ones; null without two values. `end`: the
- * last place that counts. */
+/** Means of a series over its last steps, over as many steps before these, and over its first steps; null with fewer
+ * than two values. `end` is the last place that counts. */
 function means(set, series, end = Infinity) {
   const values = (set.series[series] ?? []).filter((value, i) => value !== null && set.xs[i] <= end);
   if (values.length < 2) return null;
@@ -73,7 +73,7 @@ function means(set, series, end = Infinity) {
   };
 }
 
-/** The difference of two values in words, with a colour where more is better. */
+/** The difference of two values in words, with a colour if more is better. */
 function moved(value, other, than, isBetter) {
   const by = value - other;
   if (Math.abs(by) < 0.01 * Math.max(Math.abs(value), 0.5)) return { text: `= as ${than}`, kind: "" };

@@ -9,7 +9,7 @@ import { clock, number } from "./format.js";
 
 const HISTORY_MS = 10_000,
   MOST_POINTS = 360;
-/** The statuses that are drawn, from below; and those of groups that are only kept to be looked at. */
+/** The statuses that are drawn, from the bottom; and the statuses of groups that are only kept for inspection. */
 const SHOWN = ["completed", "claimed", "running", "pending", "aborted", "expired", "gathered", "cooling", "leaving"];
 const KEPT = ["failed", "filtered"];
 
@@ -61,12 +61,12 @@ export class BufferHistory {
     setInterval(() => this.read(), HISTORY_MS);
   }
 
-  /** Note what a status adds to the charts, whether they are shown or not. */
+  /** Note a status for the charts, whether or not they are shown. */
   note(status) {
     this.swaps.note(status.workers);
   }
 
-  /** Show what the status says of the buffer now; it is folded while there is nothing in it, unless somebody opens it. */
+  /** Show the buffer's current status. The section is folded while the buffer is empty, unless the user opens it. */
   show(status) {
     this.status = status;
     const { tasks } = status,
@@ -100,7 +100,7 @@ export class BufferHistory {
     return `c${Math.max(0, this.status?.tasks.findIndex((each) => each.task === task) ?? 0) % 8}`;
   }
 
-  /** Groups by status, up to what the status says now. */
+  /** Groups by status, up to the current status. */
   #drawDepth() {
     const one = this.history?.[this.task.value],
       task = this.status?.tasks.find((each) => each.task === this.task.value);
@@ -108,7 +108,7 @@ export class BufferHistory {
     const now = this.status.at_ms,
       known = one.at_ms.filter((at) => at < now),
       last = known.at(-1) ?? now;
-    // nothing is noted without a producer: what is now has been so since soon after the last row
+    // without a producer, no rows are added: the current numbers hold since soon after the last row
     const xs = [...known, ...(now - last > 2 * HISTORY_MS ? [last + HISTORY_MS] : []), now],
       column = (name) => xs.map((_, at) => (at < known.length ? (one.statuses[name]?.[at] ?? 0) : task.statuses[name]));
     const lines = SHOWN.map((name) => ({
@@ -182,14 +182,14 @@ export class BufferHistory {
   }
 }
 
-/** The places before which nothing was noted for long, since the run stood still: three times the usual distance. */
+/** The indices before which the history has a gap of three times the usual distance, because the run was idle. */
 function gapsOf(xs) {
   const distances = xs.slice(1).map((x, i) => x - xs[i]),
     usual = [...distances].sort((one, other) => one - other)[distances.length >> 1];
   return new Set(distances.flatMap((distance, i) => (distance > 3 * usual ? [i + 1] : [])));
 }
 
-/** The mean pause of engines at changes of weights, a point each 10 s, from the totals that workers report. */
+/** The mean pause of engines at changes of weights, a point every 10 s, from the totals that workers report. */
 class Swaps {
   constructor() {
     [this.at, this.means, this.before] = [[], [], null];
@@ -210,7 +210,7 @@ class Swaps {
   }
 }
 
-/** Tasks in the order in which they are worth looking at: those that are made and trained now, by their tokens a second. */
+/** Tasks in order of interest: first those that are sampled and trained now, by tokens per second. */
 export function busiestFirst(tasks) {
   const rank = (task) => [
     task.kind === "train" && !task.is_retired,

@@ -109,7 +109,7 @@ export class Learning {
     return [this.over, this.with, this.rangesShown];
   }
 
-  /** Show what an address asks for. */
+  /** Show the curves that an address asks for. */
   show(query) {
     const before = this.choice;
     this.choice = choiceOf(Object.fromEntries(new URLSearchParams(query)));
@@ -122,7 +122,7 @@ export class Learning {
     this.read();
   }
 
-  /** Offer the runs of the server to compare with. */
+  /** Offer the server's runs for comparison. */
   async #offerRuns() {
     this.runs = (await get("api/runs").catch(() => ({ runs: [] }))).runs;
     this.#offer();
@@ -152,26 +152,26 @@ export class Learning {
     else location.hash = `#/${queryOf(query)}`;
   }
 
-  /** Put the place that somebody holds into the address. */
+  /** Put the held place into the address. */
   #hold(at) {
     location.hash = this.#addressAt(at);
   }
 
-  /** The address of what is chosen, with another place that is held; null: with none. */
+  /** The address of the current choice with `at` as the held place; null: without a held place. */
   #addressAt(at) {
     const { over, other, ranges } = this.choice,
       [first, second] = (ranges ?? []).map((range) => range.join("-"));
     return `#/${queryOf({ over: over === "time" ? over : "", other, first, second, at })}`;
   }
 
-  /** Escape releases what is held. */
+  /** Escape releases the held place. */
   #onKey(event) {
     if (event.key !== "Escape" || this.cursor.pinned === null || !this.isShown()) return;
     if (event.target.matches?.("input, textarea, select") || document.querySelector("dialog[open]")) return;
     this.cursor.hold(null);
   }
 
-  /** The two halves of the run. */
+  /** Propose the two halves of the run as ranges. */
   #proposeRanges() {
     const [first, last] = [this.own?.steps[0] ?? 1, this.own?.steps.at(-1) ?? 2],
       middle = Math.floor((first + last) / 2);
@@ -179,7 +179,7 @@ export class Learning {
     this.ranges[1].value = `${middle + 1}-${last}`;
   }
 
-  /** Read the curves, and draw them. One read at a time: another one that is asked for meanwhile follows. */
+  /** Read the curves, and draw them. Only one read runs at a time; a read that is requested during it follows. */
   async read() {
     if (!this.isShown()) return;
     if (this.isReading) {
@@ -242,7 +242,7 @@ export class Learning {
     this.onCompared(isCompared);
   }
 
-  /** A chart with the lines that only the other run has. */
+  /** A chart that includes the lines that only the other run has. */
   #withOther(curve) {
     const lines = this.other?.curves.find((each) => each.name === curve.name)?.lines ?? [];
     return { ...curve, lines: [...new Set([...curve.lines, ...lines])] };
@@ -275,7 +275,7 @@ export class Learning {
     return { x: this.sets[0].place(step, time_s), text: `step ${step}: ${task && `${task} `}${text}` };
   }
 
-  /** A place of the axis in words. */
+  /** A place on the axis in words. */
   #place(at) {
     const [first, second] = this.sets;
     if (this.choice.over === "time") return seconds(at);
@@ -283,7 +283,7 @@ export class Learning {
     return `step ${at}`;
   }
 
-  /** Lead from the place that is held to the rollouts of its step, of two ranges of both, and to its end. */
+  /** Link from the held place to the rollouts of its step (of both steps with two ranges), and to its release. */
   #sayHeld() {
     const at = this.cursor.pinned,
       own = (this.choice.ranges ? this.sets : this.sets?.slice(0, 1)) ?? [],
@@ -305,7 +305,7 @@ export class Learning {
     this.held.append(h("a", { href: release }, "release"));
   }
 
-  /** Say where the cursor is, when that was, and what was changed there. */
+  /** Show the cursor's place, its time, and the changes there. */
   #say() {
     this.#sayHeld();
     const { at } = this.cursor;

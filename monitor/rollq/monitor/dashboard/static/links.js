@@ -1,4 +1,4 @@
-// The addresses of lists, groups and comparisons. All that a list shows is in its address, so that a link shows the same.
+// The addresses of lists, groups and comparisons. A list's address determines its content, so a link shows the same.
 
 const NAMES = [
   "task",
@@ -13,33 +13,33 @@ const NAMES = [
   "q",
   "sort",
 ];
-/** Each says of single samples which are wanted: a group is listed for one of them. */
+/** Filters of single samples: a group is listed if one sample matches all of them. */
 const OF_SAMPLES = ["min_reward", "max_reward", "min_tokens", "max_tokens", "finish"];
 
-/** What the query of an address asks for: what it names and is not empty, in one order. */
+/** The filters in the query of an address: all that are not empty, in a fixed order. */
 export function wantedOf(query) {
   const given = new URLSearchParams(query ?? "");
   return Object.fromEntries(NAMES.filter((name) => given.get(name)).map((name) => [name, given.get(name)]));
 }
 
-/** The query of an address, with its question mark; "" where everything is wanted. Empty values are left out. */
+/** The query of an address, with its question mark; "" without filters. Empty values are left out. */
 export function queryOf(wanted) {
   const given = Object.entries(wanted).filter(([, value]) => value !== "" && value !== null && value !== undefined),
     query = new URLSearchParams(given).toString();
   return query ? `?${query}` : "";
 }
 
-/** The address of the list of what is wanted. */
+/** The address of the list with these filters. */
 export function listAddress(wanted) {
   return `#/rollouts${queryOf(wanted)}`;
 }
 
-/** Whether single samples are searched for. */
+/** Whether the filters search for single samples. */
 export function searchesSamples(wanted) {
   return OF_SAMPLES.some((name) => wanted[name]);
 }
 
-/** The address of a group, and of the list from which it is opened. `row`: {task, group}. */
+/** The address of a group, with the filters of the list from which it is opened. `row`: {task, group}. */
 export function addressOf(row, wanted = {}) {
   return `#/rollouts/${encodeURIComponent(row.task)}/${row.group}${queryOf(wanted)}`;
 }

@@ -86,7 +86,7 @@ async function start() {
   }, 500);
 }
 
-/** A part of an address; one that nobody has encoded as it is. */
+/** A decoded part of an address; a part with an invalid encoding stays unchanged. */
 function decoded(part) {
   try {
     return decodeURIComponent(part);
@@ -128,7 +128,7 @@ function diagnose({ state, sentence, remedies, level = remedies.length ? "attent
   if (document.title !== title) document.title = title;
 }
 
-/** What to do: a line, or a list where there are several steps. */
+/** The remedies: a line, or a list if there are several. */
 function toDo(remedies) {
   if (!remedies.length) return [];
   if (remedies.length === 1) return [h("p", null, "to do: ", coded(remedies[0]))];

@@ -1,4 +1,4 @@
-// Marks of samples: a small square whose shape and colour say its reward, so that 0 and 1 differ without colour too.
+// Marks of samples: a small square whose shape and colour show the reward, so that 0 and 1 differ even without colour.
 
 import { h, svg } from "./dom.js";
 import { number, plural } from "./format.js";
@@ -21,7 +21,7 @@ export function mark(reward, isValid) {
   return drawn([{ kind: kindOf(reward, isValid), reward }], null);
 }
 
-/** The marks of the samples of a row of the list, a path for each kind. In a search for samples, those found are
+/** The marks of the samples in a row of the list, one path per kind. In a search for samples, matching samples are
  * underlined. */
 export function marks(samples, isSearch = false) {
   const read = samples.map(([, reward, , , isValid, matches]) => {
@@ -30,7 +30,7 @@ export function marks(samples, isSearch = false) {
   return drawn(read, inWords(read, isSearch));
 }
 
-/** What the marks mean, as a list. */
+/** The meanings of the marks, as a list. */
 export function legendOfMarks() {
   const kinds = [
     ["reward 1", 1, true],

@@ -1,4 +1,4 @@
-// The list of rollouts: groups that filters choose, in an order that a column gives.
+// The list of rollouts: groups selected by filters, sorted by a column.
 
 import { addressOf, listAddress, queryOf, searchesSamples } from "./links.js";
 import { get } from "./api.js";
@@ -12,10 +12,10 @@ const FIRST_PAGE = 50,
   PAGE = 200;
 const NOT_ALL = "there are older groups, which were not looked at: choose a task, a status or a step";
 
-/** Heads of the columns that count only found samples in a search for samples. */
+/** Titles of the columns that cover only matching samples in a search for samples. */
 const HEADS = { reward: ["mean reward", "mean reward found"], tokens: ["longest", "longest found"] };
 
-/** A table of groups; a click, or Enter, opens one. `wanted()`: what the list shows; `onSort`: see `Table`. */
+/** A table of groups; a click, or Enter, opens one. `wanted()` returns the list's filters; `onSort`: see `Table`. */
 export function groupTable(label, empty = "no groups", { wanted = () => ({}), onSort = null } = {}) {
   return new Table(
     label,
@@ -70,7 +70,7 @@ export function groupTable(label, empty = "no groups", { wanted = () => ({}), on
   );
 }
 
-/** The mean reward, and the tokens of the longest sample: of those found where samples are searched for. */
+/** The mean reward, and the tokens of the longest sample; in a search for samples, of the matching samples. */
 function numbersOf(row, wanted) {
   if (!searchesSamples(wanted)) return { reward: row.reward, longest: row.tokens };
   const found = row.samples.filter(([, , , , , matches]) => matches);
@@ -109,8 +109,7 @@ export class RolloutsView {
     this.filters.tasks(tasks);
   }
 
-  /** Show what an address asks for, as `wantedOf` gives it. The link to the list leads here until something else is
-   * wanted. */
+  /** Show the list with the filters of `wantedOf`. The link to the list leads here until the filters change. */
   async show(wanted) {
     if (!this.isOld && queryOf(wanted) === queryOf(this.wanted)) return;
     [this.wanted, this.isOld, this.rows] = [wanted, false, []];
@@ -121,13 +120,13 @@ export class RolloutsView {
     await this.#read("");
   }
 
-  /** Read what is shown again when it is shown next. */
+  /** Read the list again when it is shown next. */
   forget() {
     this.isOld = true;
   }
 
-  /** A group in the list of what is wanted: rows {row, before, after}, each null where there is none. A group that was
-   * not opened from the list, and so wants nothing, does not change what the list shows. */
+  /** A group's place in the list with these filters: rows {row, before, after}, each null if it is absent. A group that
+   * was not opened from the list has no filters, and does not change the list. */
   async around(wanted, task, group) {
     if (!queryOf(wanted) && queryOf(this.wanted)) return { row: null, before: null, after: null };
     const place = () => this.rows.findIndex((row) => row.task === task && String(row.group) === group);

@@ -14,7 +14,7 @@ const MOST_WORKERS = 60,
   MOST_PRODUCERS = 3;
 const LATEST_MS = 5_000,
   LATEST_TASKS = 4;
-/** From this silence on, a trainer is shown by what it did when it was heard. */
+/** After this many seconds of silence, a trainer is shown with its last reported activity. */
 const QUIET_S = 2;
 const NONE_LEFT =
   "no groups here: those that are trained leave at the next checkpoint; Rollouts lists them if the run has an archive";
@@ -55,7 +55,7 @@ export class RunView {
     setInterval(() => this.#readLatest(), LATEST_MS);
   }
 
-  /** Curves of two runs stand together; else a worker in trouble is seen before most curves. */
+  /** Curves of two runs are together; otherwise, a worker in trouble appears before most curves. */
   #placeCurves(isCompared) {
     const { element, more } = this.learning;
     if (isCompared) element.after(more);
@@ -114,7 +114,7 @@ export class RunView {
     this.refresh();
   }
 
-  /** Read again what was not read while the view was hidden. */
+  /** Read everything that was not read while the view was hidden. */
   refresh() {
     if (this.status) this.show(this.status);
     this.learning.read();
@@ -182,14 +182,14 @@ async function latest(task, limit) {
   return [...others, ...trained].sort((one, other) => (other.at_ms ?? 0) - (one.at_ms ?? 0));
 }
 
-/** The workers that are alive, of how many where others are not, and how many are wanted, as `rollq status` says it. */
+/** The number of live workers, out of all if some are not alive, and the number wanted, as in `rollq status`. */
 function workersInWords(alive, known, wanted) {
   const said = alive && alive < known ? `${number(alive)} of ${number(known)}` : number(alive);
   if (wanted === null) return alive ? said : "0 (1 or more wanted)";
   return wanted ? `${said} (${number(wanted)} wanted)` : `${said}, with nothing to generate now`;
 }
 
-/** Where the producers are that any task has seen, the latest ones first. */
+/** The places of all producers that any task has seen, latest first. */
 function producersInWords(tasks) {
   const seen = new Map();
   for (const { place, silent_s } of tasks.flatMap((task) => task.producers)) {
@@ -201,7 +201,7 @@ function producersInWords(tasks) {
   return [...names.slice(0, MOST_PRODUCERS), ...(more > 0 ? [`${more} more`] : [])].join(", ");
 }
 
-/** Show facts by name; those that are guilty of the state of the run in red. */
+/** Show facts by name; facts that cause the run's state are red. */
 function facts(list, found, guilty) {
   const names = Object.keys(found);
   if (names.join() !== [...list.querySelectorAll("dt")].map((one) => one.textContent).join())
@@ -213,7 +213,7 @@ function facts(list, found, guilty) {
   });
 }
 
-/** Where the process of a role is, and which GPUs it may hold. */
+/** The place of a role's process, and the GPUs that it may hold. */
 function inPlace({ host, pid, gpus }) {
   return [`${host}:${pid}`, gpus && `GPU ${gpus}`].filter(Boolean).join(", ");
 }

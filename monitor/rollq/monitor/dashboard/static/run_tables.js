@@ -5,12 +5,12 @@ import { h } from "./dom.js";
 import { number, percent, seconds, short } from "./format.js";
 import { Table } from "./table.js";
 
-/** Rows of history of which the reward of a task is the mean: about a minute. */
+/** The number of history rows over which a task's reward is averaged: about a minute. */
 const RECENT = 6;
 
-/** The tasks of a status, evaluations last, with the reward and the length of answers of the last step or evaluation;
- * where the status has none, of the last minute of the history. `isWorst`: no other task that is trained has a lower
- * reward, and one has a higher one. */
+/** The tasks of a status, evaluations last, with the reward and the answer length of the last step or evaluation; if
+ * the status has none, of the last minute of the history. `isWorst`: no other trained task has a lower reward, and at
+ * least one has a higher reward. */
 export function judged(tasks, history) {
   const rows = tasks.map((task) => {
     const { reward = [], tokens = [], groups = [] } = history?.[task.task] ?? {},
@@ -28,7 +28,7 @@ export function judged(tasks, history) {
   return rows.sort((one, other) => (other.kind === "train") - (one.kind === "train"));
 }
 
-/** The state of an evaluation; null: nothing is known of it. */
+/** The state of an evaluation; null if it is unknown. */
 function evaluated(evaluation) {
   if (!evaluation) return "evaluation";
   const { is_running, finished, prompts, version } = evaluation;

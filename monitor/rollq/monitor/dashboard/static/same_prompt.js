@@ -1,4 +1,4 @@
-// Other groups of a group's prompt, of other steps mostly, each with a link to the page that compares the two.
+// Other groups of a group's prompt, mostly from other steps, each with a link to the page that compares the two.
 
 import { addressOf, compareAddress } from "./links.js";
 import { get } from "./api.js";

@@ -9,7 +9,7 @@ const KEPT = "rollq-colour";
 
 /** The samples of one group, or of several: choices of colour and form, the values of a token, and a card for each. */
 export class Samples {
-  /** `named`: what comes before the number of a sample of a group, in its card. */
+  /** `named(group)` returns the text before a sample's number in its card. */
   constructor(groups, named = () => "") {
     this.modes = modesOf(groups);
     this.inspector = h(
@@ -46,7 +46,7 @@ export class Samples {
     this.#colour(this.#offered(kept));
   }
 
-  /** The colouring that was chosen last, or the reward where there are no such values here. */
+  /** The colouring that was chosen last, or advantage or reward if its values are absent here. */
   #offered(kept) {
     if (this.modes.some((mode) => mode.id === kept)) return kept;
     return kept ? this.modes.find((mode) => ["advantage", "reward"].includes(mode.id)).id : "version";
@@ -114,7 +114,7 @@ function annotated(value) {
   return typeof value === "boolean" ? (value ? "yes" : "no") : number(value, 4);
 }
 
-/** Messages, one below the other. */
+/** Messages, one below another. */
 export function talk(turns) {
   return h(
     "div",
@@ -130,7 +130,7 @@ export function talk(turns) {
   );
 }
 
-/** The tools that a model was offered: their names, and their definitions when they are asked for. */
+/** The tools that a model was offered: their names, and their definitions on demand. */
 export function tools(offered) {
   return offered.names.length
     ? h(

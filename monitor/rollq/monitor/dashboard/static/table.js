@@ -1,4 +1,4 @@
-// Tables of any length: rows are updated in place, and of many, only those near the view are drawn.
+// Tables of any length: rows are updated in place, and of many rows, only rows near the view are drawn.
 
 import { h, setText } from "./dom.js";
 
@@ -8,13 +8,14 @@ const ALL_DRAWN = 100,
 const FIRST_HEIGHT = 31;
 
 /** A table whose rows are updated in place, so that focus and selection stay. Of more than `ALL_DRAWN` rows, it draws
- * those that can be seen and `AROUND` more on each side; margins stand for the others. */
+ * those that can be seen and `AROUND` more on each side; margins replace the others. */
 export class Table {
-  /** columns: [{title, cell: (row) => text or element, number, spare, roomy, hint}]; key: row => text; open: what Enter does.
+  /** columns: [{title, cell: (row) => text or element, number, spare, roomy, hint}]; key: row => text; open: called on
+   * Enter.
    *
-   * An element is made again when the row of its place changes; with `same: (row) => text`, when this text changes.
-   * `onSort("-step")` is called when the head of the column with `sort: "step"` is chosen, first for the highest values
-   * at the top, then for the lowest, then with "". */
+   * A cell's element is made again when another row takes its place; with `same: (row) => text`, when this text
+   * changes. `onSort("-step")` is called when the head of the column with `sort: "step"` is chosen, first for the
+   * highest values at the top, then for the lowest, then with "". */
   constructor(label, columns, key, { open = null, empty = "none", onSort = null } = {}) {
     Object.assign(this, {
       columns,
@@ -54,7 +55,7 @@ export class Table {
     });
   }
 
-  /** Give the column with `sort` another title. */
+  /** Change the title of the column with `sort`. */
   rename(sort, title) {
     setText(this.heads[this.columns.findIndex((column) => column.sort === sort)].firstChild, title);
   }
@@ -80,7 +81,7 @@ export class Table {
     this.#draw(...this.#wanted());
   }
 
-  /** The rows from the first to the last that are to be drawn, where the table is now. */
+  /** The range of rows to draw at the table's current position. */
   #wanted() {
     const many = this.all.length;
     if (many <= ALL_DRAWN) return [0, many];
@@ -89,7 +90,7 @@ export class Table {
     return this.first < this.last && this.last <= many ? [this.first, this.last] : [0, ALL_DRAWN];
   }
 
-  /** The rows from the first to the last that can be seen; none where the table is hidden. */
+  /** The range of visible rows; empty if the table is hidden. */
   #seen() {
     const box = this.element.getBoundingClientRect(),
       start = this.body.getBoundingClientRect().top - this.first * this.height;
@@ -155,8 +156,8 @@ export class Table {
     });
   }
 
-  /** Note the height of a row. Columns keep the widths that they have now at least, so that they do not move while rows
-   * come and go; a long one takes the rest. Once is enough until the page has another size. */
+  /** Note the height of a row. Columns keep at least their current widths, so that they do not move while rows come and
+   * go; a long column takes the rest. Once is enough until the page's size changes. */
   #measure(isPart) {
     const height = this.body.offsetHeight;
     this.isMeasured = isPart && height > 0;

@@ -6,7 +6,7 @@ import { number } from "./format.js";
 
 const MORE_TOKENS = 4000,
   LEVELS = 6;
-/** Differences of rewards from here on are more than rounding. */
+/** Larger differences between rewards are not just rounding. */
 const NOISE = 1e-9;
 const BLOCK = 250,
   AROUND = "170px 0px";
@@ -18,7 +18,7 @@ function unit(at) {
   return at === LEVELS - 2 ? " nats" : "";
 }
 
-/** Ways to colour tokens: which class a token has, and what the classes mean. A mode without values is not offered. */
+/** Ways to colour tokens: a token's class, and the meanings of the classes. A mode without values is not offered. */
 export function modesOf(groups) {
   const samples = groups.flatMap((group) => group.samples),
     parts = samples.flatMap((sample) => sample.parts);
@@ -75,7 +75,7 @@ function byAdvantage() {
   };
 }
 
-/** Where no advantage is known: whether the reward of a sample is above or below the mean of its group. */
+/** If no advantage is known: whether the reward of a sample is above or below the mean of its group. */
 function byReward(groups) {
   const difference = new Map();
   for (const { samples } of groups) {
@@ -98,7 +98,7 @@ function signOf(value) {
   return value > NOISE ? "plus" : value < -NOISE ? "minus" : "";
 }
 
-/** The classes of the values of a column that the trainer has written, and what they mean. */
+/** The classes for the values of a column that the trainer wrote, and their meanings. */
 function scaleOf(name, values) {
   if (name === "trainer logprob") return { of: (value) => `l${level(value)}`, legend: LOGPROB_LEGEND };
   if (name === "mismatch")
@@ -133,9 +133,9 @@ function level(logprob) {
   return at < 0 ? LEVELS - 1 : at;
 }
 
-/** The tokens of one sample. `onToken(token, sample)` is called for the one under the pointer or the cursor.
+/** The tokens of one sample. `onToken(token, sample)` is called for the token under the pointer or the cursor.
  *
- * They are drawn in blocks of up to `BLOCK`; a block that is far from what can be seen is empty, and as high as it was. */
+ * They are drawn in blocks of up to `BLOCK`; a block far outside the view is empty, and keeps its height. */
 export class Tokens {
   constructor(group, sample, onToken) {
     Object.assign(this, { group, sample, onToken, parts: [], blocks: [], count: 0, current: -1, height: 1 });
@@ -188,7 +188,7 @@ export class Tokens {
     this.onToken(this.#token(this.current), this.sample);
   }
 
-  /** The values of a token, by its place among all of the sample. */
+  /** The values of a token, by its index among all tokens of the sample. */
   #token(at) {
     const part = this.parts.findLast((one) => one.start <= at),
       i = at - part.start;
@@ -250,7 +250,7 @@ export class Tokens {
     block.element.style.height = "";
   }
 
-  /** Draw blocks that have come near, and empty those that have gone far. */
+  /** Draw blocks near the view, and empty blocks far from it. */
   #follow(entries) {
     for (const { target, isIntersecting, boundingClientRect, rootBounds } of entries) {
       if (!rootBounds?.height) continue; // the samples are hidden
@@ -276,14 +276,14 @@ export class Tokens {
   }
 }
 
-/** Where the block of a part that begins at `start` ends: after a line of the text if one ends in time. */
+/** The end of the block of a part that begins at `start`: after a line break, if there is one in time. */
 function endOfBlock(part, start) {
   const end = Math.min(part.start + part.ids.length, start + BLOCK);
   for (let at = end; at > start + BLOCK / 2; at--) if (part.pieces?.[at - 1 - part.start]?.includes("\n")) return at;
   return end;
 }
 
-/** The text of a token as it is drawn: characters that act on the text around them are shown, not obeyed. */
+/** The text of a token as it is drawn: control characters are shown, and have no effect. */
 function textOf(token) {
   if (token.piece === null) return String(token.id);
   if (token.piece === "") return "\u00b7";
