@@ -1,6 +1,6 @@
 """Arguments and options that several commands share.
 
-Every command takes the settings file alike: FILE is the first argument, by default the rollq.toml of the working
+Commands take the settings file in the same way: FILE is the first argument, by default the rollq.toml of the working
 directory. If other arguments follow, a first word that ends in .toml is FILE.
 """
 

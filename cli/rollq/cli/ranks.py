@@ -19,7 +19,7 @@ from rollq.consumer.launch import LAUNCHER
 log = logging.getLogger(__name__)
 
 END_WITHIN_S = 5.0
-"""The time, in seconds, for ranks to exit after another rank has failed, for which they would wait forever."""
+"""How long ranks may take to exit after another rank has failed, in seconds. They would wait for that rank forever."""
 
 
 def run_ranks(count: int, arguments: Sequence[str]) -> None:

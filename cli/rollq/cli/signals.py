@@ -70,8 +70,9 @@ def _let_it_end(within_s: float, later: signal.Handlers) -> None:
 
 @contextlib.contextmanager
 def interrupt_once(within_s: float = EXIT_WITHIN_S, *, again_kills: bool = False) -> Iterator[None]:
-    """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt and ignore later ones, so that nothing cuts the
-    shutdown short; with `again_kills`, the next signal kills. So does a shutdown that takes longer than `within_s`.
+    """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt, and ignore later signals, so that nothing cuts
+    the shutdown short; with `again_kills`, the next signal kills this process. A shutdown that takes longer than
+    `within_s` is killed too.
 
     A signal may arrive inside a `__del__` or a weak reference's callback, where Python drops exceptions and reports
     them to `sys.unraisablehook`. In that case, the interrupt is raised again, a moment later, until Python delivers it:

@@ -22,7 +22,7 @@ _ALREADY = {Order.RUN: "already runs", Order.PAUSE: "is already paused", Order.D
 
 def why_not(control: Control, order: Order, *, named: bool) -> str:
     """Why an order changes nothing for a task in `control`, as in "it already runs"; empty if the order changes
-    something. `named` says whether it names the task."""
+    something. `named` says whether the order names the task."""
     if control is CONTROLS[order][0]:
         return _ALREADY[order]
     match order:

@@ -127,7 +127,7 @@ def train(file: Path, archive_url: str | None, ranks: int | None) -> None:
         )
         return
     if os.environ.get("RANK", "0") != "0":
-        logging.getLogger("rollq").setLevel(logging.WARNING)  # the ranks do the same, and rank 0 says it
+        logging.getLogger("rollq").setLevel(logging.WARNING)  # all ranks do the same, and rank 0 logs it
     try:
         from rollq.consumer.claims.connection import Connection
         from rollq.consumer.trainer.from_archive import train_from_archive

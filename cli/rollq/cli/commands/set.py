@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rollq.buffer.rules.settings import TaskRules
 
 SHARED_MARGIN = 3
-"""Further steps before a batch with new shares, so that all tasks change before the trainer reaches these steps."""
+"""Further steps before a batch with new shares, so that all tasks change before the trainer reaches that batch."""
 Changes = Mapping[str, Mapping[str, Any]]
 """The buffer's task -> rule name -> new value."""
 

@@ -67,7 +67,7 @@ def _only(table: "SettingsTable", key: str) -> "SettingsTable":
 
 
 def _removed(name: str, tables: "Sequence[SettingsTable]") -> str | None:
-    """The value, in words, of a constant that was formerly a key in one of the tables."""
+    """The remedy for a key that one of the tables formerly had; None for any other key."""
     path, _, key = name.strip("[]").rpartition(".")
     called = (table for table in tables if not path or _is_called(table.name, path))
     return next((table.removed[key] for table in called if key in table.removed), None)

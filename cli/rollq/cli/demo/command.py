@@ -151,7 +151,7 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
 
 
 def check_learned(held_out: Mapping[str, Rewards], folder: DemoFolder) -> None:
-    """Raise `NothingLearned` unless the rewards for held-out prompts are higher `after` than `before`."""
+    """Raise `NothingLearned` unless the mean reward for held-out prompts has risen by `LEAST_GAIN`."""
     if (gained := gain(held_out)) < LEAST_GAIN:
         raise NothingLearned(
             f"the model has not learned: its mean reward for held-out prompts changed by {gained:+.3f}, but should "
@@ -198,8 +198,8 @@ def _check_packages(model: DemoModel, *more: str) -> None:
 
 
 def _keep_files_in(folder: DemoFolder) -> None:
-    """Keep caches and temporary files of this process and its children inside the folder, and leave out other runs'
-    settings."""
+    """Keep caches and temporary files of this process and its children inside the folder, and remove rollq's variables
+    from the environment."""
     for name in [name for name in os.environ if name.startswith("ROLLQ_")]:
         del os.environ[name]
     os.environ.update(folder.environment())

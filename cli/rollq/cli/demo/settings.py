@@ -71,7 +71,7 @@ threads = 1
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """The options of `rollq demo`. `minutes`, if set, choose `steps`; `max_staleness` is in weight syncs."""
+    """The options of `rollq demo`. `minutes`, if set, determines `steps`; `max_staleness` is in weight syncs."""
 
     out: Path
     model: DemoModel

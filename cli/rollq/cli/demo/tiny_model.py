@@ -2,7 +2,7 @@
 
 The warm-up is supervised, on answers that are wrong on purpose in 60 % of cases: afterwards the model knows the right
 answer but does not prefer it (about 0.3 of its samples are right), and RL starts from there. The result is an ordinary
-Hugging Face model folder; nothing in rollq knows that it is tiny.
+Hugging Face model folder; nothing in rollq depends on its size.
 """
 
 import random

@@ -77,7 +77,7 @@ def queried_groups(buffer: Buffer, query: Any, most: int | None = None) -> Found
 
 
 def order_groups(buffer: Buffer, order: GroupOrder, groups: Sequence[GroupRecord], *, dry_run: bool) -> Outcome:
-    """Give the order for each group that still has the status in which it was found; with `dry_run`, only look."""
+    """Give the order for each group that still has the status in which it was found; with `dry_run`, change nothing."""
     outcome = Outcome()
     for group in groups:
         expected = Status(group.status)

@@ -120,7 +120,7 @@ COMMON: Final[Mapping[str, str]] = {
 RARE_OF_TASKS: Final = frozenset({"env_split", "env_shared"})
 """Keys of `[tasks.NAME]` that are advanced; all others are common."""
 EXPERIMENTAL: Final = {"[trainer.nccl]": "", "[trainer]": "colocated replay_experts"}
-"""Table -> its keys for features that have not run on a GPU yet; a table that lists none means all its keys."""
+"""Table -> its keys for features that have not run on a GPU yet; "" means all keys of the table."""
 UNITS: Final = {"_s": "seconds", "_ms": "milliseconds", "_bytes": "bytes", "_tokens": "tokens", "_steps": "train steps"}
 """End of a key -> its unit."""
 WORDS: Final[Mapping[Any, str]] = {

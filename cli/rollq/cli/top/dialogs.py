@@ -52,7 +52,7 @@ class Confirm(ModalScreen[bool]):
 
 
 class Keys(ModalScreen[None]):
-    """Shows the keys until one is pressed."""
+    """Shows the keys until Esc, q or ? is pressed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("escape", "app.pop_screen"),

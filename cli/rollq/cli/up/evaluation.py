@@ -69,7 +69,7 @@ class Evaluation:
     def run(self, weights: Sequence[Path]) -> Iterator[Evaluated]:
         """Yield each weights folder's metrics, one after another.
 
-        Raises `RoleFailed` when a role cannot be kept running, and `ConfigError` when one refuses its settings.
+        Raises `RoleFailed` when a role cannot be kept running, and `ConfigError` when a role refuses its settings.
         """
         settings = self.settings.model_copy(update={"run": f"{self.settings.run[:40]}-eval-{secrets.token_hex(4)}"})
         environment = {**os.environ, "ROLLQ_RUN": settings.run}

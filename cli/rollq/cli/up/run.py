@@ -64,10 +64,10 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def run_roles(running: Running, server: EmbeddedServer | None) -> Watch:
-    """Run the roles, and `server` if this process owns it, until the trainer has finished; returns the last look.
+    """Run the roles, and `server` if this process owns it, until the trainer has finished; returns the watch.
 
-    Without a trainer, they run until interrupted. Raises `RoleFailed` when a role cannot be kept running, and
-    `ConfigError` when one refuses its settings.
+    Without a trainer, the roles run until interrupted. Raises `RoleFailed` when a role cannot be kept running, and
+    `ConfigError` when a role refuses its settings.
     """
     watch, location = running.watch(), RunLocation.from_settings(running.settings)
     patience = Patience(READ_PATIENCE_S, READ_PATIENCE_S)
@@ -89,7 +89,8 @@ def run_roles(running: Running, server: EmbeddedServer | None) -> Watch:
 def _calling(
     running: Running, location: RunLocation, buffer: MonitorBuffer, watch: Watch
 ) -> AbstractContextManager[ChangeWatcher | None]:
-    """Calls `on_change` inside the `with` block, and once more at its end unless the block is interrupted."""
+    """Watches the run for `on_change` inside the `with` block, with a last look at its end unless the block is
+    interrupted."""
     queue, patience = location.queue(), Patience(READ_PATIENCE_S, READ_PATIENCE_S)
     return on_change(
         running.settings.monitor,

@@ -27,7 +27,7 @@ KEPT_NOTES = 5
 
 @dataclass(slots=True)
 class Watch:
-    """A look at running roles. The trainer, if there is one, writes `metrics` over `total_steps`; the watch writes
+    """A watch over running roles. The trainer, if there is one, writes `metrics` over `total_steps`; the watch writes
     `depths`, if it is set; times are in seconds."""
 
     title: str

@@ -129,7 +129,7 @@ class State:
             self._set(one, either(values))
 
     def blur(self, changes: Iterable[Change], text: str) -> None:
-        """Make all that may have changed any number of times unknown. Each change has the previous value."""
+        """Make unknown all that may have changed any number of times. Each change has the previous value."""
         for before in changes:
             now = _now(before)
             if same(before.value, now):

@@ -210,7 +210,7 @@ def _judge(run: Conversion, owner: Given, given: Given, workflow: Any, at: Place
 
 
 def _overlong(run: Conversion, given: Given, at: Place) -> None:
-    """The soft penalty for long answers. A judge with rewards of 1 and 0 has half of it."""
+    """The soft penalty for long answers: half of Trinity's, since rewards are 1 and 0 here, and 1 and -1 there."""
     arguments = Arguments.of(run, given, "reward_fn_args")
     if not arguments.get("enable_overlong_penalty") or at[0] == "evaluations":
         return

@@ -159,7 +159,7 @@ def _rewards_of_right(extra: Any) -> Any:
 
 
 def _overlong(run: Conversion, given: Given, at: Place) -> None:
-    """The soft penalty for long answers. A judge with rewards of 1 and 0 has half of it."""
+    """The soft penalty for long answers: half of XTuner's, since rewards are 1 and 0 here, and 1 and -1 there."""
     is_used = run.flag(given, "enable_overlong_buffer")
     tokens, factor = run.whole(given, "overlong_buffer_len"), run.number(given, "overlong_penalty_factor")
     if at[0] == "evaluations" or not is_used or tokens is None:
