@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 class Batcher(Generic[T, R]):
-    """Collects items submitted during a short wait or while calls run, then makes one call for all of them.
+    """Collects items submitted during a short wait or while calls run, then sends up to `limit` of them in one call.
 
     `call` takes items and returns one answer for each. Calls run in threads, up to `parallel` at a time, so one call
     can prepare its data while the server works on another.
@@ -52,7 +52,7 @@ class Batcher(Generic[T, R]):
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
-        if self._waiting:  # otherwise another call's end sent them
+        if self._waiting:  # otherwise, a call that ended has sent them
             self._idle -= 1
             self._send()
 

@@ -69,7 +69,7 @@ SWITCH_INTERVAL_S = 0.001
 """The longest wait, in seconds, of a thread that returns from Redis to a busy event loop. Python's default, 5 ms, slows
 every call."""
 LAST_WORDS_S = 1.0
-"""For how many seconds an ending worker tries to reach the server."""
+"""An ending worker tries to reach the server for this many seconds."""
 
 
 def run_worker(
@@ -78,8 +78,8 @@ def run_worker(
     """Serve `tasks` of the buffer's run until SIGTERM, SIGINT or RQ's shutdown command. Call this in the main thread.
 
     The caller closes `buffer` and `queue`. The worker waits out outages of either server, however long. Raises
-    `ConfigError`, `StoreLost`, `RunMismatch` or `ServerError` at the start, and `EngineDead` if the engine died more
-    often than `settings.engine_restarts`.
+    `ConfigError`, `StoreLost`, `RunMismatch` or `ServerError`, at the start or later, and `EngineDead` if the engine
+    died more often than `settings.engine_restarts`.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     buffer.wait_out_outages()
@@ -227,7 +227,7 @@ class Worker:
         self.traces.close()
 
     async def _close_recipes(self) -> None:
-        for recipe in {id(recipe): recipe for recipe in self.recipes.values()}.values():  # shards share one
+        for recipe in {id(recipe): recipe for recipe in self.recipes.values()}.values():  # shards share a recipe
             await recipe.close()
             for pool in recipe.pools.values():
                 await pool.close()
@@ -313,7 +313,7 @@ def make_places(
     """Make the places for samples: the engine's, and a separate kind for each agent loop that limits its sessions. Each
     kind has at most `samples_in_flight` places."""
     engine = Places(lambda: samples_in_flight or host.max_sequences, signals)
-    by_recipe: dict[int, Places] = {}  # shards share one
+    by_recipe: dict[int, Places] = {}  # shards share a recipe
     sessions: dict[str, Places] = {}
     for task, recipe in recipes.items():
         if (most := recipe.sessions) is not None:
@@ -341,10 +341,10 @@ def load_engine(settings: WorkerSettings) -> Engine:
 
 
 def make_tokenizer(settings: WorkerSettings) -> Tokenizer:
-    """The settings' tokenizer, otherwise the engine's model's tokenizer, otherwise the byte tokenizer.
+    """Load the tokenizer that the settings name, or else the model's. Without either, return the byte tokenizer.
 
-    Raises `ConfigError` if the settings name no tokenizer and the engine's model is on another machine, or if a chat
-    template is broken.
+    Raises `ConfigError` if the settings name no tokenizer and the model is on another machine, or a chat template is
+    set for the byte tokenizer, and as `HfTokenizer` does.
     """
     folder = settings.tokenizer or settings.options.get("model")
     if folder is None and settings.engine in ("openai", "sglang"):

@@ -21,7 +21,7 @@ from rollq.workers.judging.rewards import Verdict, failed_as_wrong
 from rollq.workers.user_code.errors import reason_of
 
 MOST_SAMPLES: Final = 100_000
-"""How many samples run at the same time if the engine sets no limit."""
+"""How many samples run at the same time if the agent loop sets no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Trying:
             rollout = rollout_of(self._task, recipe.settings, row.prompt, index, seed, self._tokenizer, engine.generate)
             async with self._places:
                 made = await recipe.loop.run(rollout)
-        except Exception as error:  # noqa: BLE001 - a loop of the user's
+        except Exception as error:  # noqa: BLE001 - a custom loop may raise anything
             row.problems.append(f"{row.place}: {failed_with(error).error}")
             return None
         return await self._judged(row.prompt, made)

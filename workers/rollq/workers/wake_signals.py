@@ -27,8 +27,8 @@ class Signal:
         self._event.set()
 
     async def wait(self, most_s: float = POLL_S) -> bool:
-        """Wait for at most `most_s` until the signal has been set since the last wait. Returns whether the signal was
-        set."""
+        """Wait until the signal is set, for at most `most_s`. A signal that was set since the last wait counts. Returns
+        whether the signal was set."""
         if self._rest_s:
             await asyncio.sleep(self._rest_s)
         with suppress(TimeoutError):

@@ -1,5 +1,5 @@
-"""Wake-ups from Redis: one thread listens for new weights, paused or resumed tasks, ending batches, and samples to
-lend."""
+"""Wake-ups from Redis: one thread listens for new weights, paused or resumed tasks, ending batches, and samples that
+are offered or returned."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.wake_signals import Signal, Signals
 
 LISTEN_S = 0.25
-"""After how many seconds the listening thread notices a request to end."""
+"""The listening thread notices a request to end within this many seconds."""
 LAST_LISTEN_S = 4 * LISTEN_S
 """How many seconds to wait for that thread at the end: it hangs while the server is unreachable."""
 

@@ -1,7 +1,8 @@
 """Keeps the engine on the trainer's latest published weights.
 
-Invariant: weights reach the engine only if their bytes match the announcement, or come from the trainer itself. If
-weights are refused or fail, the old version stays, the error is logged once, and the weights are tried again.
+Invariant: weights from files reach the engine only after the check that the setting `verify` selects; other weights
+come from the trainer itself. If weights fail, the engine keeps or reloads the earlier version, and the error is logged
+once. The weights are tried again, unless the engine rejected them or a broadcast did not fit.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ RETRY_S = 2.0
 
 
 class WeightFollower:
-    """Loads every published version into the engine, from a temporary folder that is removed at the end."""
+    """Loads published weights into the engine. Downloads go to a temporary folder, which is removed at the end."""
 
     def __init__(
         self,
@@ -77,14 +78,16 @@ class WeightFollower:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def run(self) -> None:
-        """Follow until cancelled, except while the engine sleeps. Raises `StoreLost`."""
+        """Follow until cancelled, except while the engine sleeps. Raises `StoreLost`, and `ConfigError` if the engine's
+        settings do not allow the change of weights."""
         while True:
             if not self._host.asleep and not await self.catch_up():
                 await asyncio.sleep(RETRY_S)
             await self._signals.weights.wait()
 
     async def catch_up(self) -> bool:
-        """Load the live weights if the engine serves others. Returns False if the live weights were refused."""
+        """Load the live weights if the engine serves other weights. Returns False if the live weights were refused or
+        delayed."""
         async with self._catching_up:
             live = await self._calls.poll(self._calls.buffer.live_model)
             if live is None or self._host.version is None:
@@ -95,9 +98,9 @@ class WeightFollower:
             return await self._serve(live, wanted)
 
     async def _may_stay(self, live: LiveModel) -> bool:
-        """Whether the engine keeps its weights because they are newer and the trainer may publish them again: tokens
-        from older weights in the middle would make all samples staler. False for a broadcast, which waits for every
-        engine, and for an evaluation, which waits for its weights."""
+        """Whether the engine may keep its weights for now. After a rewind, they may be newer than the live weights, and
+        the trainer may publish them again; a change to the older weights in between would make all samples staler.
+        False for a broadcast, which waits for every engine, and for an evaluation, which waits for its weights."""
         served = self._host.version
         if served is None or not live.awaits(served.epoch, served.version, served.digest):
             return False
@@ -132,14 +135,14 @@ class WeightFollower:
         except EngineDead as error:
             log.warning("the engine died while it loaded weights of version %d: %s", wanted.version, error)
             return True
-        if swap_pause_s is not None:  # None: the engine fell asleep; its wake-up catches up
+        if swap_pause_s is not None:  # None: the engine fell asleep, and catches up when it wakes
             self._good = live
             self._note_swap(wanted, swap_pause_s)
         return True
 
     async def _go_back(self) -> None:
-        """Go back to the weights before the refused ones, if the earlier files still exist and the engine serves other
-        weights."""
+        """Go back to the weights before the refused ones, if the engine no longer serves published weights and the
+        earlier files still exist."""
         good = self._good
         if self._host.published.is_set() or good is None or round_number(good.uri) is not None:
             return
@@ -153,11 +156,11 @@ class WeightFollower:
         except EngineDead as error:
             log.warning("the engine died while it loaded weights of version %d again: %s", good.version, error)
         else:
-            if swap_pause_s is not None:  # None: the engine fell asleep; its wake-up goes back
+            if swap_pause_s is not None:  # None: the engine fell asleep, and goes back when it wakes
                 self._signals.room.set()
 
     async def _swap(self, live: LiveModel, wanted: WeightsVersion, mode: SwapMode) -> float | None:
-        """Swap to the live weights, from files or from a broadcast; see `EngineHost.swap`."""
+        """Swap to the weights of `live`, from files or from a broadcast; see `EngineHost.swap`."""
         number = round_number(live.uri)
         if number is None:
             folder, probe = await self._calls(self._load, live)
