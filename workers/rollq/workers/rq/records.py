@@ -3,7 +3,7 @@
 RQ's workers spend some fifty commands and a dozen round trips on a job. Here, a ticket's record is marked dirty when
 the ticket starts and ends, and a single writer writes all dirty records in one pipeline. A ticket that ends before its
 start has been written is written once. The writer writes all that RQ's tools read: the job's hash, its execution, the
-started, finished and failed registries, the worker's counters.
+started, finished and failed registries, and the worker's counters.
 
 Invariant: records are written by one thread at a time, in the order of their changes. Nothing here is authoritative: a
 refused or lost record costs a line in `rq info`, but no group.

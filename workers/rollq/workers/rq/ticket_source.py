@@ -1,7 +1,7 @@
 """Takes tickets from an RQ queue and puts them back. Synchronous: calls may block for `BLOCK_S`.
 
-Invariant: a popped job stays in RQ's intermediate queue until the ledger has recorded its start. If the worker is
-killed in between, RQ's maintenance finds the job there.
+Invariant, except on a server whose memory is full: a popped job stays in RQ's intermediate queue until `JobRecords` has
+recorded its start. If the worker is killed in between, RQ's maintenance finds the job there.
 """
 
 import logging
@@ -20,7 +20,7 @@ from rollq.buffer.tickets import TicketJob
 log = logging.getLogger(__name__)
 
 BLOCK_S = 1
-"""How many seconds a pop may block, and a stop may therefore wait."""
+"""How many seconds a pop may block, and so delay a stop."""
 
 
 class TicketSource:
@@ -33,8 +33,8 @@ class TicketSource:
         self._was_suspended = False
 
     def pop(self, limit: int) -> list[TicketJob]:
-        """Take up to `limit` jobs from the queue. Wait up to `BLOCK_S` if the queue is empty or `rq suspend` holds
-        workers."""
+        """Take up to `limit` jobs from the queue. Wait up to `BLOCK_S` if the queue is empty or `rq suspend` has
+        suspended the workers."""
         if self._is_suspended():
             self._patience.closed.wait(BLOCK_S)
             return []

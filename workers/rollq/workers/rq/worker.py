@@ -1,11 +1,12 @@
 """The RQ side of a worker: one process with hundreds of tickets in flight, which RQ's tools show and control.
 
 `RqWorker` registers and heartbeats like any RQ worker, pops tickets (crash-safe, through RQ's intermediate queue),
-hands them in batches to a `TicketHandler`, and lets `JobRecords` write RQ's records. It does not know groups,
-engines or leases.
+hands them in batches to a `TicketHandler`, and lets `JobRecords` write RQ's records. It handles only the names and
+counts of groups, and no engines or leases.
 
-Invariant: a popped ticket is either given to the handler, recorded as failed, or put back. Redis's content is only
-data: jobs that are not tickets of this run are never executed.
+Invariant: a popped ticket is given to the handler, recorded as failed, or put back. Only a second copy of a ticket that
+this worker already has is dropped. Redis's content is only data: jobs that are not tickets of this run are never
+executed.
 """
 
 import asyncio
@@ -321,7 +322,8 @@ class RqWorker(BaseWorker):
     def _pubsub_exception_handler(self, exc: Exception, pubsub: PubSub, pubsub_thread: PubSubWorkerThread) -> None:
         """Keep listening for commands through outages; the driver subscribes again when the server is back.
 
-        A worker that ends during an outage stops listening here: RQ stops the thread only after it can unsubscribe.
+        A worker that ends during an outage stops the thread here, because RQ would first unsubscribe, which needs the
+        server.
         """
         if not isinstance(exc, RedisError | OSError):
             raise exc

@@ -9,7 +9,7 @@ from collections import deque
 from rollq.buffer.errors import RollqError
 
 HANGS_S = 10.0
-"""The fewest seconds after which an abandoned call counts as hanging."""
+"""An abandoned call counts as hanging after this many seconds at the earliest."""
 
 
 class CallsHang(RollqError):
@@ -50,7 +50,7 @@ class CallSlots:
         self._wake(1)
 
     def note_hanging(self) -> None:
-        """Note that a call hangs. Calls that wait for a slot fail once all slots hang."""
+        """Note that a call hangs. Calls that wait for a slot fail once hanging calls hold all slots."""
         self.hanging += 1
         if self.hanging >= self._count:
             self._wake(len(self._waiting))
@@ -78,8 +78,8 @@ class CallSlot:
         self._slots.give_back()
 
     def leave(self) -> None:
-        """Note that nobody waits for the call. If the call takes as long again, and at least `HANGS_S`, it counts as
-        hanging."""
+        """Note that nobody waits for the call. If the call runs for another `limit_s`, and for at least `HANGS_S`, it
+        counts as hanging."""
         if not self._ended:
             asyncio.get_running_loop().call_later(max(self._limit_s or 0.0, HANGS_S), self._hang)
 

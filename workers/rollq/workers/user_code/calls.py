@@ -66,7 +66,7 @@ class UserFunction:
 
     async def __call__(self, *args: Any) -> Any:
         """Call the function. Raises its exceptions, `CallsHang`, and `TimeoutError` with a message if the call takes
-        too long. Waiting for a thread does not count."""
+        too long. The wait for a thread does not count towards the timeout."""
         if self.quick:
             return self.function(*args)
         if inspect.iscoroutinefunction(self.function):

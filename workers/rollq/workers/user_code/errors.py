@@ -32,7 +32,7 @@ def what_happened(error: BaseException) -> str:
         error = error.__cause__  # Python wraps a StopIteration from a coroutine
     try:
         said = str(error)
-    except Exception:  # noqa: BLE001 - an exception without words
+    except Exception:  # noqa: BLE001 - an exception whose `__str__` raises
         said = ""
     return shown(type(error).__name__ + (f": {said}" if said else ""))
 
