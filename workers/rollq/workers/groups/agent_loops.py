@@ -1,4 +1,4 @@
-"""Agent loops by their setting's name."""
+"""Agent loops, by the names that the settings use."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ from rollq.workers.settings import GatewaySettings
 
 @dataclass(frozen=True, slots=True)
 class BuiltInLoop:
-    """A built-in agent loop, made with its options. If the loop `gives_rewards`, its samples earn rewards along the way
-    for the judge `environment`.
+    """A built-in agent loop, made with its options. If the loop `gives_rewards`, its samples earn rewards along the
+    way, and the judge `environment` can read the rewards.
     """
 
     make: Callable[..., AgentLoop]

@@ -27,7 +27,7 @@ class ServerClock:
         self._ms, self._at_s = time() * 1000, monotonic()
 
     def set(self, ms: float, at_s: float) -> None:
-        """The server's clock was `ms` at `at_s` (monotonic)."""
+        """Note that the server's clock was `ms` at `at_s` (monotonic)."""
         self._ms, self._at_s = ms, at_s
 
     def ms(self, at_s: float) -> float:

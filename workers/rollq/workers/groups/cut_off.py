@@ -1,7 +1,8 @@
 """When a batch is cut off, ends its groups with their finished samples, if they have enough.
 
 A group with too few finished samples keeps them, leaves its batch, and continues later. Two kinds of groups are not
-stopped: an evaluation's groups, which would start again as a whole, and groups whose samples have all ended.
+stopped: an evaluation's groups with too few finished samples, which would start again as a whole, and groups whose
+samples have all ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ class CutOff:
         self._signals = signals
 
     async def run(self) -> None:
-        """Look at the held groups until cancelled."""
+        """Check the held groups until cancelled, and stop groups that must end."""
         while True:
             for held in self._table:
                 if held.cut_off and self._must_end(held):

@@ -15,7 +15,7 @@ from rollq.buffer.calls.orders import Fleet
 from rollq.buffer.calls.replies.tasks import UnderWay
 
 NOISE = 0.1
-"""A share this close to a whole number of groups counts as that number."""
+"""A share that is less than this below a whole number of groups counts as that number."""
 ALIKE = 0.08
 """Workers whose measured speeds differ by less than this count as equally fast."""
 REST_S = 0.1
@@ -23,15 +23,15 @@ REST_S = 0.1
 sooner it asks."""
 MOST_DOUBLINGS = 30
 PATIENCE_S = 1.0
-"""After this many seconds, any worker may take a waiting group. After each further such period, it may take twice as
-many."""
+"""After this many seconds, a worker may take its share of the waiting groups, at least one. After each further such
+period, it may take twice as many."""
 LEAST_GAIN = 0.5
 """Only workers with at least this gain take such groups; see `EngineSpeed.gain`."""
 
 
 def counted_speed(fleet: Fleet, places: int, tokens_per_s: float) -> float:
-    """The speed that counts for a worker with these places: the worker's, or the fleet's speed per place if both are
-    close."""
+    """The speed that counts for a worker with these places: the worker's speed, or the fleet's mean speed for as many
+    places if the two are close."""
     if not fleet.tokens_per_s:
         return tokens_per_s
     usual = places * fleet.tokens_per_s / fleet.measured_places
@@ -67,7 +67,7 @@ def allowance(under_way: UnderWay, held: int, share: float, waited_s: float, gai
 
 
 def denied_for_s(under_way: UnderWay, held: int, share: float, waited_s: float) -> float:
-    """After how many seconds a worker that was first denied `waited_s` ago may ask again."""
+    """The seconds until a worker that was first denied `waited_s` ago may ask again."""
     owed = (under_way.pending + under_way.running) * share
     if held == floor(owed + NOISE) < owed and waited_s < rest_s(owed):
         return rest_s(owed) - waited_s

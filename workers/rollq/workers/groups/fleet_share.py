@@ -1,6 +1,7 @@
 """This worker's share of its fleet's work, in proportion to workers' capacities.
 
-Invariant: this worker takes no group before the fleet knows it, and a worker that takes no groups has no share.
+Invariant: this worker takes no group before it has reported to the fleet, and a worker that takes no groups has no
+share.
 """
 
 from rollq.buffer.calls.orders import Fleet

@@ -39,7 +39,7 @@ TOO_FEW: Final = "not judged: too few samples of its group completed"
 
 
 class GroupJudging:
-    """Asks group judges."""
+    """Gets verdicts from group judges."""
 
     def __init__(self, judging: SampleJudging) -> None:
         self._judging = judging

@@ -1,9 +1,10 @@
 """Runs one group through a worker: makes its samples, filters the group, and puts one result.
 
-Invariant: every lease ends in exactly one way: its result is put, it is handed back, or it is dropped because the
-worker no longer holds it. A stopped group keeps its finished samples and, with partial rollout, the tokens of
-unfinished samples. A group without either is handed back. Attempts that end by an engine failure or a timeout count as
-tries; deliberately stopped ones do not. A loan ends when its samples are returned, finished or not.
+Invariant: every lease ends in exactly one way: its result is put, it is handed back, its group is dropped because the
+prompt is too long, or the worker no longer holds it. A stopped group keeps its finished samples and, with partial
+rollout, the tokens of unfinished samples. A group without either is handed back. The attempt then counts as a try if
+the engine failed, the time was up or an unexpected error was raised, but not if the attempt was stopped for another
+reason. A loan ends when its samples are returned, finished or not.
 """
 
 import asyncio
@@ -38,7 +39,8 @@ log = logging.getLogger(__name__)
 PUT_GATHER_S = 0.002
 PUT_LIMIT = 256
 LAST_FILTERS_S = 3.0
-"""How many seconds filters may take on a group that ends with its batch. The coordinator waits a little longer."""
+"""How many seconds the group judge and the filters may take on a group that ends with its batch. The coordinator waits
+a little longer."""
 ABORT_S = 1.0
 """How many seconds a stopped group may take to return its tokens."""
 FINISHED = (PutOutcome.COMPLETED, PutOutcome.GATHERED, PutOutcome.FILTERED)
@@ -149,7 +151,7 @@ class GroupRunner:
             await self._ended_loans.submit(held.lease)
 
     async def _stop(self, held: HeldLease, making: "asyncio.Task[None]") -> None:
-        """Stop generating a group. Its samples keep their tokens."""
+        """Stop generating a group. Its samples keep the tokens that arrive in time, unless the lease is gone."""
         held.finished = True
         self._making.let_go(held)
         if held.cut is not StopReason.GONE:
@@ -169,7 +171,8 @@ class GroupRunner:
     # results
 
     async def _result(self, lease: Lease, samples: Sequence[Sample], started_s: float) -> GroupResult:
-        """Make the result for these samples. A finished group is judged as a whole and filtered."""
+        """Make the result for these samples. A finished group is judged as a whole and filtered, unless it is an
+        evaluation's."""
         recipe = self._recipes[lease.task]
         result = GroupResult(lease, tuple(samples), generate_s=monotonic() - started_s)
         if lease.evaluation:
@@ -260,7 +263,8 @@ class GroupRunner:
             held.trace.dropped(str(error))
 
     async def _break_off(self, held: HeldLease, samples: Sequence[Sample], started_s: float, error: str | None) -> None:
-        """Put partial results if there are any, otherwise hand the group back. With `error`, the try counts."""
+        """Put partial results if there are any. Otherwise, hand the group back; the try then counts if there is an
+        `error`."""
         lease, samples = held.lease, _storable(held.lease, await self._with_away(held, samples))
         has_enough = is_enough(samples, self._recipes[lease.task].min_valid_samples)
         ends = held.cut is StopReason.BATCH_OVER and has_enough

@@ -1,8 +1,8 @@
 """Leases for tickets: how many groups a worker takes, and when.
 
 Invariant: groups are leased only while there is a place for one of their samples, the engine serves published weights,
-and a task is open. While other workers want groups too, this worker leases at most its share. A group on its last try,
-after workers died while running it, runs alone in the engine.
+and a task is open. While other workers want groups too, this worker leases at most its share, and more only after a
+wait. A group on its last try, after workers died while running it, runs alone in the engine.
 """
 
 import asyncio
@@ -120,7 +120,7 @@ class Intake:
                 if groups:
                     return groups
             else:
-                self._denied_since_s = None  # the group waits for its places, not for its share
+                self._denied_since_s = None  # the worker waits for places, not for its share
             await self._signals.room.wait(wait_s)
         return 0
 
@@ -177,7 +177,7 @@ class Intake:
         wanted, held = await self._lease_and_start(min(asked, self._allowed))
         rest = iter(held)
         orders = [TicketGroups(list(islice(rest, ticket.groups))) for ticket in tickets]
-        # tickets without pending groups are surplus: put back, they would circulate among the workers
+        # tickets without pending groups are surplus: if put back, they would circulate among the workers
         return Taken(orders, unused=asked - wanted if self._pending and len(held) == wanted else 0)
 
     async def _lease_and_start(self, most: int) -> tuple[int, list[HeldLease]]:

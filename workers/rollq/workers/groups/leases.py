@@ -42,16 +42,16 @@ class StopReason(StrEnum):
 class HeldLease:
     """A held lease, requested at `asked_s` and valid until `deadline_s` (both monotonic).
 
-    `started` is true once the group's task has run its first step, and `finished` is true while the group is being put
-    or handed back. `requests` holds the group's requests in the engine, with the index of each request's sample.
-    `looping` holds samples whose agent loop has not ended. `open` counts samples still to be generated, and `behind`
-    counts generated samples (see `Places`). `placed` is true once a sample has had a place. `expected_tokens` is the
-    answers' expected length, 0.0 while unknown. `parts` counts the samples' salvaged parts. `salvages` is true while
-    the buffer keeps parts, and `is_full` is true if it has too many parts to keep more. `kept` holds each sample's last
-    salvaged state, and `made` holds all samples' current state. `cut_off` is true if the batch waits only for finished
-    samples. `given_up` holds samples to lend that this worker has not released yet, `away` holds samples that are
-    offered or lent, and `staying` holds samples that came back unfinished and are not lent again. `offer_calls` counts
-    the calls that have offered samples or withdrawn offers.
+    `started` is true once the group's task has run its first step, and `finished` is true once the group is being
+    stopped, put or handed back. `requests` holds the group's requests in the engine, with the index of each request's
+    sample. `looping` holds samples whose agent loop has not ended. `open` counts samples still to be generated, and
+    `behind` counts generated samples (see `Places`). `placed` is true once a sample has had a place. `expected_tokens`
+    is the answers' expected length, 0.0 while unknown. `parts` counts the samples' salvaged parts. `salvages` is true
+    while the buffer keeps parts, and `is_full` is true if it has too many parts to keep more. `kept` holds each
+    sample's last salvaged state, and `made` holds all samples' current state. `cut_off` is true if the batch waits only
+    for finished samples. `given_up` holds samples to lend that this worker has not released yet, `away` holds samples
+    that are offered or lent, and `staying` holds samples that came back unfinished and are not lent again.
+    `offer_calls` counts the calls that have offered samples or withdrawn offers.
     """
 
     lease: Lease
@@ -202,7 +202,7 @@ class LeaseTable:
 
     @staticmethod
     def stop(held: HeldLease, cut: StopReason) -> None:
-        """Stop a group unless it is finished."""
+        """Stop a group that has started and is not finished."""
         if (
             held.finished or held.task is None or not held.started
         ):  # a task cancelled before its first step could not hand back its lease

@@ -40,7 +40,7 @@ class Away:
 
 
 class Loans:
-    """Offers samples to other workers, and waits for them."""
+    """Offers samples to other workers, and waits for the samples."""
 
     def __init__(self, calls: BufferCalls, signals: Signals) -> None:
         self._calls = calls
@@ -106,7 +106,7 @@ class Loans:
                 await self._fetch(held, back)
 
     def _note(self, offer: Offer, samples: Mapping[int, Away], answer: Offered) -> dict[int, Away]:
-        """Note which samples have been lent; returns the samples that are back."""
+        """Note which samples have been lent. Returns the samples that are back."""
         task, back = offer.lease.task, {}
         for index, away in samples.items():
             if away.parts is None:

@@ -46,7 +46,7 @@ class Places:
         return min(capacity - self.open, capacity + -(-capacity // JUDGED_SHARE) - self.open - self.behind)
 
     def enter(self, held: HeldLease, samples: int) -> None:
-        """Expect this many samples for a new lease, or this many further borrowed samples for an old one."""
+        """Expect this many samples of a new lease, or this many of an old lease that other workers left unfinished."""
         held.open += samples
         self.open += samples
 
@@ -102,7 +102,7 @@ class Places:
             self.note_lent(held)
 
     def note_lent(self, held: HeldLease) -> None:
-        """Note that a sample with a place is given to another worker."""
+        """Note that a sample that has had a place is given to another worker."""
         if held.behind:
             held.behind -= 1
             self.behind -= 1
@@ -118,13 +118,13 @@ class Places:
         try:
             return await turn
         except asyncio.CancelledError:
-            if not turn.cancelled() and turn.result():  # it arrived at the same moment
+            if not turn.cancelled() and turn.result():  # the place arrived at the same moment
                 self.taken -= 1
             self.look()  # drops cancelled turns
             raise
 
     def look(self) -> None:
-        """Give free places to the next samples. If no sample waits, a new group may be leased.
+        """Give free places to the next samples. If more samples can get a place, a new group may be leased.
 
         A stopped group's samples stop waiting, and end immediately.
         """

@@ -29,7 +29,7 @@ class ReadPrompt:
     def images_in(self, ids: Sequence[int]) -> PlacedImages | None:
         """The images whose tokens are in `ids`, a request's prompt and prefix; None if there are none.
 
-        Raises `ImageError` for tokens that mean another image.
+        Raises `ImageError` if the image tokens do not match the prompt's images.
         """
         if self.reserved.isdisjoint(ids):
             return None

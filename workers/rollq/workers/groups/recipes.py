@@ -41,8 +41,8 @@ class Recipe:
     group_judge: GroupJudge | None = None
 
     def resumes(self, lease: Lease) -> bool:
-        """Whether interrupted samples continue from their tokens. False for evaluations, which have a single
-        version."""
+        """Whether interrupted samples continue from their tokens. False for evaluations, whose samples come from a
+        single version of the weights."""
         return is_resumable(self.loop) and self.settings.partial_rollout and not lease.evaluation
 
     def salvages(self, lease: Lease) -> bool:
@@ -93,8 +93,8 @@ class Recipe:
     def sampling(self, lease: Lease, index: int, made_tokens: int = 0) -> Sampling:
         """Every sampling parameter of one sample in this attempt, including the seed.
 
-        `made_tokens` is the number of the sample's tokens that this attempt has already made. An engine would restart
-        the random number sequence after these tokens, so the sample gets another seed.
+        `made_tokens` is the number of the sample's tokens that this attempt has already generated. An engine would
+        restart the random number sequence after these tokens, so the sample gets another seed.
         """
         seed = sample_seed(self.run_seed, lease.task, lease.group_id, index, lease.attempt)
         return self.settings.sampling(turn_seed(seed, made_tokens) if made_tokens else seed)

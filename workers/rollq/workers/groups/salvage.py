@@ -1,8 +1,8 @@
 """Keeps tokens of unfinished samples in the buffer in case this worker is killed.
 
-Invariant: at most `REPORT_TOKENS` of a sample's new tokens, or one of an agent's turns, wait to be sent, and nothing is
-sent twice. Salvage is optional: if a call fails or the buffer does not keep a part, the worker logs the failure once,
-and stops salvaging that lease.
+Invariant: at most `REPORT_TOKENS` of a sample's new tokens, or one of an agent's turns, wait to be sent. Nothing is
+sent twice, except that a finished sample is sent as a whole. Salvage is optional: if a call fails or the buffer does
+not keep a part, the worker logs the failure once, and stops salvaging that lease.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ RECORD_GATHER_S = 0.0
 """Agents wait for each record. Records that arrive during a send are sent together in any case."""
 LIMIT = 64
 SHORT_TOKENS = 2 * REPORT_TOKENS
-"""Answers with at most this many tokens are not salvaged, since making them again is fast."""
+"""Answers with at most this many tokens are not salvaged, since generating them again is fast."""
 
 
 class RecordsFull(RollqError):
@@ -54,8 +54,8 @@ class SampleSalvage:
     def keep(self, sample: Sample, *, tokens_again: int = 0) -> None:
         """Keep the new tokens of `sample` and its other fields.
 
-        Tokens that were kept earlier, and their values, must be unchanged. `tokens_again` counts the new tokens that
-        were kept before.
+        Tokens that were kept earlier, and their values, must be unchanged. `tokens_again` counts the tokens in this
+        part that the buffer has already kept.
         """
         held = self._held
         if held.finished:
@@ -65,9 +65,9 @@ class SampleSalvage:
             self._send(sample, tokens_again)
 
     async def record(self, sample: Sample) -> bool:
-        """Keep `sample` as `keep` does, and wait until it is kept. Returns False if that fails.
+        """Keep `sample` as `keep` does, and wait until it is kept. Returns False if the buffer does not keep it.
 
-        Raises `RecordsFull` if the group's records are full.
+        Raises `RecordsFull` if the group's records are full, and the exceptions of the call to the buffer.
         """
         held = self._held
         if held.is_full:

@@ -1,4 +1,4 @@
-"""Asks the judge to reward made samples, and puts the rewards into the samples."""
+"""Asks the judge to reward generated samples, and stores the rewards in the samples."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -30,8 +30,8 @@ class SampleJudging:
         self.error = ""
 
     async def judge(self, recipe: Recipe, held: HeldLease, index: int, made: Sample) -> Sample:
-        """A completed sample with its reward, or a failed sample. Either names its judge, and has the judging
-        duration."""
+        """A completed sample with its reward, or a failed sample. Either names its judge and the judging duration,
+        except after the judge `none`."""
         started_s, rewarded = monotonic(), made.reward is not None
         made = await self._judge(recipe, held.lease, made)
         if recipe.judge.name == NONE and not rewarded and made.error is None:

@@ -100,7 +100,7 @@ class SampleMaker:
         self._loans.let_go(held)
 
     async def give_up(self, chosen: Mapping[HeldLease, Collection[int]]) -> None:
-        """Give running samples to other workers as soon as they have returned their tokens."""
+        """Give running samples to other workers as soon as the engine has returned the samples' tokens."""
         requests: list[Request] = []
         for held, indices in chosen.items():
             held.given_up.update(indices)
@@ -109,7 +109,7 @@ class SampleMaker:
             await self._host.abort(requests)
 
     def times(self) -> Mapping[str, float]:
-        """Totals so far: tokens, samples generated and judged, and their total durations in seconds."""
+        """Totals so far: tokens; samples generated, judged and unrewarded; and seconds of generating and judging."""
         return {
             "tokens": self.tokens,
             "generated": self._generated,
@@ -276,8 +276,8 @@ class SampleMaker:
         return made
 
     async def _keep_made(self, recipe: Recipe, held: HeldLease, salvage: SampleSalvage | None, made: Sample) -> None:
-        """Keep a finished sample in the buffer, for the worker with the sample's lease or until the group is
-        finished."""
+        """Keep a finished sample in the buffer: a borrowed sample for the worker that holds the group's lease, any
+        other sample until the group is finished."""
         if salvage is None:
             return
         kept = waiting(made) if made.reward is None else made
@@ -352,7 +352,8 @@ def storable(made: Sample) -> Sample:
 
 
 def made_tokens(lease: Lease, index: int, previous: Sample) -> int:
-    """The number of a sample's tokens that any worker made earlier in this attempt."""
+    """The number of a sample's tokens that any worker generated earlier in this attempt; all tokens of a borrowed
+    sample."""
     if lease.borrowed:
         return previous.response_tokens
     return previous.response_tokens - lease.samples[index].response_tokens

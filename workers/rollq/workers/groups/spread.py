@@ -1,9 +1,9 @@
 """Chooses the samples that a worker gives to workers with less work in its fleet. Pure.
 
-Groups are shared as a whole. With fewer groups than workers, a fully used worker gives up the samples beyond its part
-before it starts them. Later, if no group waits for a worker, it gives up samples without a place, which always run
-sooner elsewhere. Moving a running sample costs reading its prompt and tokens a second time, so it moves only if each
-token would be much faster elsewhere: at the end of a batch, on a slow machine.
+Groups are shared as a whole. A fully used worker with few groups gives up the samples beyond its part before it starts
+them. Later, if no group is pending, a worker gives up samples without a place, which always run sooner elsewhere.
+Moving a running sample costs reading its prompt and tokens a second time, so a running sample moves only if each token
+would be much faster elsewhere: at the end of a batch, on a slow machine.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ def surplus(fleet: Fleet, share: float, open_samples: int, places: int) -> int:
 
 
 def borrowed_share(fleet: Fleet, share: float) -> float:
-    """The fraction of a worker's offer for another worker with this share of all work."""
+    """The fraction of a worker's offered samples that another worker, with this share of all work, may borrow."""
     return min(1.0, share * fleet.workers / (fleet.workers - 1)) if fleet.workers > 1 else 0.0
 
 

@@ -40,7 +40,7 @@ def leasable(controls: Mapping[str, Control]) -> tuple[str, ...]:
 
 
 def wants_sleep(controls: Mapping[str, Control]) -> bool:
-    """Whether the engine should free its memory: no task needs it, and at least one task asks for it."""
+    """Whether the engine should free its memory: no task needs the engine, and at least one task asks it to sleep."""
     return not leasable(controls) and Control.SLEEP in controls.values()
 
 
@@ -93,7 +93,7 @@ class TaskControl:
         return WorkerState.PAUSED if self._table.idle else WorkerState.DRAINING
 
     async def run(self) -> None:
-        """Apply the controls until cancelled. Raises `StoreLost`."""
+        """Apply the controls until cancelled. Raises `StoreLost`, and `ConfigError` if the engine cannot sleep."""
         while True:
             replies = await self._calls.poll(self._calls.buffer.controls, self._tasks)
             controls = {task: control for task, (control, _) in replies.items()}
