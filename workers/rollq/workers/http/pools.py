@@ -122,8 +122,8 @@ def read_prompt_logprobs(answer: Any, ids: Int32Array, start: int) -> Float32Arr
 def read_top_logprobs(answer: Any, start: int, count: int, top_k: int) -> tuple[Int32Array, Float32Array]:
     """The ids and logprobs [count, top_k] of the likeliest tokens at `count` positions from `start` on.
 
-    A server adds the position's token, which may be less likely. Raises `ValueError` when a position has fewer than
-    `top_k` tokens.
+    A server also lists the position's actual token, which may be less likely. Raises `ValueError` when a position has
+    fewer than `top_k` tokens.
     """
     ids, logprobs = np.empty((count, top_k), np.int32), np.empty((count, top_k), np.float32)
     entries = answer["choices"][0]["prompt_logprobs"][start : start + count]

@@ -1,7 +1,7 @@
 """Pools of equivalent servers. Each request goes to the least loaded server, and is retried if that may help.
 
 The two pools differ in how a failed server comes back. A `JsonCaller` leaves the server out for a while; the engine's
-pool (`rollq.workers.engines.openai.servers`) leaves it out until it answers a probe.
+pool (`rollq.workers.engines.openai.servers`) leaves it out until the server passes all checks.
 """
 
 import asyncio

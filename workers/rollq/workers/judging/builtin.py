@@ -20,9 +20,9 @@ from rollq.workers.user_code.real_numbers import finite
 
 @dataclass(frozen=True, slots=True)
 class BuiltInJudge:
-    """A built-in judge: `options` is its options' settings class, and `make` makes the judge. `reader` returns the
-    function that reads answers, or None for options that need no answer. An environment's judge, named by its dotted
-    path, counts as built-in."""
+    """A built-in judge: `options` is the settings class of its options, and `make` makes the judge. `reader` returns
+    the function that reads answers, or None for options that need no answer. An environment's judge, named by its
+    dotted path, counts as built-in."""
 
     options: Any
     make: Callable[[Any, JudgeContext], Judge]
@@ -82,7 +82,8 @@ def _environment(settings: EnvironmentOptions, context: JudgeContext) -> Judge:
 
 
 def _regex(settings: RegexOptions, context: JudgeContext) -> Judge:
-    """Runs in a process: some patterns never end on some texts, and would block the interpreter."""
+    """Make a judge that runs in a process, since some patterns never end on some texts and would block the
+    interpreter."""
 
     async def regex(prompt: Prompt, sample: Sample) -> Answer:
         answer = accepted(prompt.answer) if settings.compare else ()
@@ -94,7 +95,7 @@ def _regex(settings: RegexOptions, context: JudgeContext) -> Judge:
 
 def _math(settings: NoOptions, context: JudgeContext) -> Judge:
     try:
-        import math_verify  # noqa: F401 - fails at the start and not with every sample
+        import math_verify  # noqa: F401 - a missing package fails at the start, not with every sample
     except ModuleNotFoundError as error:
         raise ConfigError(f"judge 'math' needs the package {error.name!r}: pip install 'rollq[math]'") from error
 

@@ -1,7 +1,7 @@
 """The environment variables and the memory limit of a process that runs a judge.
 
-Invariant: a process gets a variable that is not named only if Python or a library is known to need it, and its value
-does not look like a login.
+Invariant: a process gets the variables that the settings name. It gets another variable only if Python, the system or a
+library is known to read it, its name does not suggest a secret, and its value does not look like a login.
 """
 
 import os

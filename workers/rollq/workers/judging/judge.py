@@ -82,7 +82,7 @@ class Judge:
         return verdict
 
     async def verdict(self, prompt: Prompt, sample: Sample) -> Verdict:
-        """The reward of a completed sample, or an error. The judge `none` gives neither."""
+        """The reward of a completed sample, or an error. The judge `none` returns neither."""
         if self.name == NONE:
             return Verdict()
         if self.choose:

@@ -1,8 +1,9 @@
 """Judges by name: built-in judges, custom judges, and weighted sums of both.
 
-A judge is a function of (prompt, sample), sync or async, that returns a reward, which is a number or named parts that
-add up to one, or a `Credit` with rewards for single tokens or turns. Invariant: a judge that raises, takes too long, or
-returns no finite number makes a *failed* sample that keeps the reason, never a reward of 0. A judge never delays the
+A judge is a function of (prompt, sample), sync or async. It returns a reward, which is a number or a mapping of named
+parts that add up to the reward, or it returns a `Credit` with rewards for single tokens or turns. Invariant: a judge
+that raises, takes too long, or returns no finite number makes a *failed* sample that keeps the reason, never a reward
+of 0. Only with `on_judge_error = "zero"`, a judge that raises or takes too long earns 0. A judge never delays the
 worker's other samples.
 """
 

@@ -1,8 +1,8 @@
 """Before any generation, checks that a judge accepts the first rows' reference answers.
 
 A row's answer is tried as a string, in each form that judges expect, until one is accepted. A judge that raises on all
-forms would also raise on a correct sample. If a built-in judge rejects all forms, the row is unusable. Other judges may
-expect a different form. If `answer_text` gives that form, they must accept it.
+forms would raise on a correct sample too, so the row is unusable. It is also unusable if a judge in `COMPARING` rejects
+all forms. Other judges may expect a different form. If `answer_text` gives that form, they must accept it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ AsSample = Callable[[str], Sample]
 """Turns a text into a sample, as if an engine had generated it for the prompt."""
 
 FIRST_ROWS: Final = 4
-"""How many of a task's rows each worker checks."""
+"""How many of a task's rows each worker checks for each judge. Refused rows do not count."""
 LOOK_S: Final = 10.0
 """The longest time for judging a row in this check, in seconds."""
 FORMS: Final = (
@@ -45,7 +45,7 @@ SHOWN: Final = 80
 COMPARING: Final = frozenset({"exact_match", "last_number", "math"})
 """Built-in judges that compare a text with the answer in a known form."""
 UNCHECKED: Final = frozenset({"environment", "http", NONE, "regex", "weighted"})
-"""Built-in judges that call others or expect a task-specific form."""
+"""Built-in judges that read no text, call others, or expect a task-specific form."""
 
 
 class Judged(NamedTuple):

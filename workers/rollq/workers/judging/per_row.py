@@ -17,13 +17,13 @@ from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.judging.options import Part
 
 FIELD: Final = "field"
-"""The key, in the table, of the column's name."""
+"""The table's key for the name of the column."""
 SHOWN: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
 class JudgesByColumn:
-    """For each value of a column, its judge's parts, by name in `reward_parts`."""
+    """For each value of a column, the parts of its judge, by their names in `reward_parts`."""
 
     field: str
     judges: Mapping[str, Mapping[str, Part]]

@@ -70,7 +70,7 @@ def take_pipes() -> tuple[BinaryIO, BinaryIO]:
     Make this process end with its parent."""
     die_with_parent(signal.SIGKILL, os.getppid())  # a parent that has already ended has closed the input
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole process tree: the parent decides when to end
-        signal.signal(number, lambda *_: None)  # unlike SIG_IGN, not inherited by what a judge starts
+        signal.signal(number, lambda *_: None)  # unlike SIG_IGN, not inherited by a judge's child processes
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -139,6 +139,6 @@ def write_frame(answers: BinaryIO, data: bytes) -> None:
 
 
 def _let_go(*pipes: int) -> None:
-    """Close the pipes in processes that a judge forks: they show the parent when this process has ended."""
+    """Close the pipes in processes that a judge forks. Open copies would hide this process's end from the parent."""
     for pipe in pipes:
         os.dup2(0, pipe, inheritable=False)

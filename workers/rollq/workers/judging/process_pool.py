@@ -49,7 +49,7 @@ class JudgeFailed(RollqError):
 
 
 class NotStarted(Exception):
-    """The process ended before the call started, while it was idle."""
+    """The process ended before the call started, such as while it was idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class JudgePool:
         """Return the answer of `function(*args)`, or of `function(*args, blob)`: one number, named parts or a credit.
 
         The function is at a module's top level, and `args` can be written as JSON. If a call is cancelled or takes
-        longer than `timeout_s`, its process is killed with all descendants. Raises `SampleFailed` if the function
+        longer than `timeout_s`, its process group is killed. Raises `SampleFailed` if the function
         raises it, `JudgeFailed` if the function raises anything else or its process dies, `InvalidReward` if it returns
         anything but a reward, `TimeoutError`, and `TypeError` for arguments that are not JSON.
 
@@ -181,7 +181,7 @@ class JudgeProcess:
             raise JudgeFailed(f"its process {await self._how_it_ended()}") from error
 
     async def kill(self) -> None:
-        """Kill the process and all processes that it started."""
+        """Kill the process and its process group."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
 """The other end of sealed processes in `rollq.workers.judging.process_pool`, which forks a process for each call.
 
-This process imports and hides files, but runs nothing that a model wrote. The fork computes and ends, so calls cannot
-affect each other. `rollq.buffer.common.sealing` seals both. Calls and answers have the same format as in
+This process imports modules and hides files, but runs nothing that a model wrote. The fork computes and ends, so calls
+cannot affect each other. `rollq.buffer.common.sealing` seals both. Calls and answers have the same format as in
 `process_main`.
 """
 

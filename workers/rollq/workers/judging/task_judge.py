@@ -32,7 +32,7 @@ class RowReader:
 
     @property
     def comparing(self) -> str:
-        """The key of the judge that compares texts with the answer; empty without such a judge."""
+        """The key of the first judge that compares texts with the answer; empty without such a judge."""
         names = (f"judge.{value}" if value else "judge" for value, read in self.readers.items() if read)
         return next(names, "")
 

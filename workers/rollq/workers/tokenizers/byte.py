@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 EOS_ID = 1
-"""The simulated engine's end of sequence."""
+"""The simulated engine's end-of-sequence token."""
 
 
 class ByteTokenizer:
@@ -25,7 +25,7 @@ class ByteTokenizer:
         return list(text.encode())
 
     def decode(self, ids: list[int], *, special: bool = False) -> str:
-        """The text of `ids`; unprintable bytes are left out unless `special`."""
+        """The text of `ids`; bytes below 32, such as line breaks, are left out unless `special`."""
         return bytes(token for token in ids if (0 if special else 32) <= token < 256).decode(errors="ignore")
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:

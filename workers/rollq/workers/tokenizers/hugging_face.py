@@ -35,8 +35,8 @@ class HfTokenizer:
     def __init__(self, folder: Path, chat_template: Path | None = None) -> None:
         """`chat_template` is a file with a template that replaces the folder's.
 
-        Raises `ConfigError` if the folder has no fast tokenizer, the file has no template, or transformers is not
-        installed.
+        Raises `ConfigError` if the folder has no fast tokenizer, the template cannot be read, parsed or used with the
+        tokenizer, or transformers is not installed.
         """
         _read(folder, TOKENIZER_FILE)
         try:
@@ -181,7 +181,7 @@ class HfTokenizer:
 
     @property
     def eos_id(self) -> int:
-        """The tokenizer's end-of-sequence id, otherwise the first of the model's. Raises `ConfigError` if there is
+        """The tokenizer's end-of-sequence id, otherwise the model's smallest one. Raises `ConfigError` if there is
         none."""
         own: int | None = self._tokenizer.eos_token_id
         if own is None and not self._eos_ids:

@@ -18,7 +18,7 @@ TEMPLATE_FILE: Final = "chat_template.jinja"
 OWN_NAMES: Final = frozenset({"messages", "tools", "add_generation_prompt"})
 """Names in a template whose values come with each conversation."""
 _GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
-"""The transformers tag with which templates mark the model's text, and which jinja2 does not know."""
+"""The tag with which templates mark the model's text. Transformers supports the tag, and jinja2 does not."""
 
 
 def read_template(path: Path) -> str:
