@@ -1,9 +1,9 @@
 """The gate in front of an engine. It holds requests back while weights change or the engine sleeps.
 
-Invariant: a request reaches the engine only while no swap is under way and the engine is awake. A swap starts when the
-running requests that must not outlive it have ended: in the modes `wait` and `abort`, all requests (`abort` first stops
-most of them); in mode `keep`, only requests that must finish. After a swap succeeds or fails, waiting requests are let
-in.
+Invariant: a request reaches the engine only while no swap keeps the gate closed and the engine is awake. Weights change
+when the running requests that must not outlive the swap have ended: in the modes `wait` and `abort`, all requests
+(`abort` first stops most of them); in mode `keep`, requests that must finish or that the engine cannot continue. After
+a swap succeeds or fails, waiting requests are let in.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ Stop = Callable[[Sequence[C]], Awaitable[None]]
 
 
 class RequestGate(Generic[C]):
-    """Lets requests into an engine, one swap at a time. Closed until `start`."""
+    """Lets requests into an engine, and allows one swap at a time. Closed until `start`."""
 
     def __init__(self, stop: Stop[C] | None = None, opened: Callable[[], None] = lambda: None) -> None:
         """The gate calls `stop` to end running calls in the engine; by default, it only cancels their tasks. It calls
@@ -192,7 +192,7 @@ class Gated:
         await self._gate.abort(requests)
 
     async def sleep(self) -> None:
-        """Take no requests; no memory is freed."""
+        """Stop the running requests, and hold new ones back. No memory is freed."""
         await self._gate.sleep()
 
     async def wake(self) -> None:

@@ -1,7 +1,7 @@
 """The protocol of inference engines: token ids in; token ids, logprobs and version spans out.
 
-Invariant: every returned token carries the version of the weights that made it, and its logprob under the distribution
-(after temperature) that was sampled. Agent loops and the trainer's importance ratios rely on this.
+Invariant: every returned token carries the version of the weights that generated it, and its logprob under the
+distribution (after temperature) that was sampled. Agent loops and the trainer's importance ratios rely on this.
 """
 
 import logging
@@ -41,14 +41,14 @@ class SwapMode(StrEnum):
     """The fate of running requests when weights are swapped."""
 
     WAIT = "wait"  # they finish on the old weights first
-    ABORT = "abort"  # they return their tokens so far, finish reason `abort`
+    ABORT = "abort"  # they return their tokens so far, with finish reason `abort`
     KEEP = "keep"  # they freeze, and continue under the new weights with a recomputed cache
     RESTART = "restart"  # like `abort`, and the engine restarts with the weights: for models that cannot reload them
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """All sampling parameters. Their defaults, except `temperature`, have no effect.
+    """All sampling parameters. With the defaults, tokens are drawn from the model's unchanged distribution.
 
     A response ends with an EOS token, unless `ignore_eos`, or with one of `stop_token_ids`. `logit_bias` maps token
     ids, as decimal strings, to numbers that are added to the tokens' logits. At most one of `guided_json`, a JSON

@@ -51,7 +51,7 @@ class EngineSpeed:
         return self.n / self.tokens if self.tokens else 0.0
 
     def tokens_per_s(self, sequences: float) -> float:
-        """The tokens per second that this number of sequences makes in total; 0.0 while unknown."""
+        """The tokens per second that this number of sequences generates in total; 0.0 while unknown."""
         if self.seen < LEAST_TOKENS or not 0 < sequences <= FARTHEST * self.most:
             return 0.0
         n, t = self.n / self.tokens, self.t / self.tokens

@@ -73,8 +73,8 @@ def before(completion: Completion, failed: Collection[Version]) -> Completion:
 def _cut(array: npt.NDArray[Any], tokens: int, left: int) -> npt.NDArray[Any]:
     """The array's entries for the first `left` of `tokens` response tokens.
 
-    In an array over prompt and response, an entry comes from the pass that read the token and made the next one, so the
-    new last token's entry becomes unknown.
+    In an array over prompt and response, an entry comes from the pass that read the token and generated the next one,
+    so the new last token's entry becomes unknown.
     """
     entries = array[: len(array) - tokens + left].copy()
     if len(array) > tokens:

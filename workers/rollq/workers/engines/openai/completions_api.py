@@ -48,7 +48,7 @@ def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict
 
 
 def rare_fields(sampling: Sampling, tokens: int) -> dict[str, Any]:
-    """The rare parameters that are set, under the names of vLLM's server."""
+    """The rare parameters that are set, under their names in vLLM's API."""
     fields = sampling.rare()
     if "min_tokens" in fields:
         fields["min_tokens"] = min(sampling.min_tokens, tokens)

@@ -21,11 +21,12 @@ from rollq.workers.http.client import TransientError
 log = logging.getLogger(__name__)
 
 COMMON_TOKENS = 256
-"""How many tokens every model has, for prompts when no probe was published."""
+"""Every model has at least this many tokens. Checks without a published probe use only these tokens."""
 
 
 class LiveWeights:
-    """The weights that are pushed into servers; None if another program loads weights, or none have been pushed yet."""
+    """The weights that servers should serve. `pushed` is None if another program loads weights, or before the first
+    push."""
 
     def __init__(self) -> None:
         self.pushed: Weights | None = None

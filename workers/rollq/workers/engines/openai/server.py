@@ -37,7 +37,7 @@ class ServerState(StrEnum):
 
     state     gets requests            leaves it when
     joining   no                       it has passed all checks -> serving
-    serving   yes                      a request failed and another server is there -> ejected;
+    serving   yes                      a request failed and another server serves -> ejected;
                                        new weights are loaded -> joining
     ejected   only if no server        it has passed all checks -> serving;
               is serving               new weights are loaded -> joining

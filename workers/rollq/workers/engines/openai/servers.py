@@ -2,7 +2,7 @@
 
 Invariant: a server gets requests only if it has answered the simplest request correctly since its last failure, and
 agrees with the other servers, so a server restarted with old weights stays out. The last server is never ejected: the
-caller handles its failures.
+caller handles its failures. While no server serves, requests go to all servers.
 
 If weights are pushed, a server gets requests only with the wanted weights. Since a server may have been restarted, it
 is asked for its weights' name before the first request after a failure or idle time.
@@ -61,7 +61,7 @@ class _Sessions:
 
 
 class Servers(ServerPool[Server]):
-    """Sends each request to the least loaded server."""
+    """Sends each request to the server of its conversation, otherwise to the least loaded server."""
 
     def __init__(
         self, dialect: Dialect, urls: Sequence[str], model: str | None, policy: RetryPolicy, *, pushes: bool

@@ -51,7 +51,7 @@ def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict
 
 
 def sampling_params(sampling: Sampling, tokens: int) -> dict[str, Any]:
-    """The parameters under SGLang's names; null for a default without effect."""
+    """The parameters under SGLang's names; None for unset parameters that have no neutral value."""
     return {
         "max_new_tokens": tokens,
         "min_new_tokens": min(sampling.min_tokens, tokens),

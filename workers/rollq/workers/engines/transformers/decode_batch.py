@@ -30,8 +30,8 @@ _MAX_SEED = 2**64 - 1
 class ActiveSequence:
     """A running sequence. `context` holds the prompt's tokens, then the prefix's `prefix_tokens` tokens. `ids` and
     `logprobs` hold generated tokens. `versions` holds pairs (version, index of its first token). `experts` holds
-    [layers, top_k] for each token read, from the pass that gave the next token's logprob. `images` holds the prompt's
-    images."""
+    [layers, top_k] for each token read, from the pass that computed the next token's logprob. `images` holds the
+    prompt's images."""
 
     context: list[int]
     prefix_tokens: int
@@ -58,12 +58,12 @@ class ActiveSequence:
     def read(self, experts: ExpertArray) -> None:
         """Record the `experts` [tokens, layers, top_k] of a pass over all tokens.
 
-        If a token has a successor, it keeps the experts of the pass that made the successor.
+        If a token has a successor, it keeps the experts of the pass that generated the successor.
         """
         self.experts[-1:] = experts[max(len(self.experts) - 1, 0) :]
 
     def _routed_experts(self) -> ExpertArray:
-        """All tokens' experts. The last token's experts are unknown until its successor is made."""
+        """All tokens' experts. The last token's experts are unknown until its successor is generated."""
         before_last = len(self.context) + len(self.ids) - 1
         return np.stack([*self.experts[:before_last], np.zeros_like(self.experts[0])])
 
@@ -130,7 +130,7 @@ class DecodeBatch:
         return finished
 
     def remove(self, leaving: Sequence[ActiveSequence]) -> torch.Tensor | None:
-        """Remove sequences. Returns the remaining rows' indices int64, None for all."""
+        """Remove sequences. Returns the remaining rows' indices int64; None if all or no rows remain."""
         if not leaving:
             return None
         gone = set(map(id, leaving))

@@ -133,7 +133,7 @@ class DecodeDriver:
                 job.request.report(sequence.completion(FinishReason.ABORT))
 
     def _take_waiting(self) -> list[ActiveSequence]:
-        """Move waiting jobs into the batch while there is room, unless a swap waits for running jobs to end."""
+        """Move waiting jobs into the batch while there is room, unless the gate is closed."""
         if not self._gate.is_open:
             return []
         self._waiting.sort(key=lambda job: job.request.priority)

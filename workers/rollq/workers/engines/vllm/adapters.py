@@ -1,7 +1,7 @@
 """LoRA adapters in vLLM: the adapter for new requests, and the adapters that running requests still use.
 
-Invariant: vLLM never needs more adapters than it has room for. Otherwise, vLLM drops the least recently used adapter,
-and reloads it when a request needs it. vLLM dies if the adapter's folder is gone.
+Invariant: vLLM never needs more adapters than it has room for. Otherwise, vLLM would drop the least recently used
+adapter, reload it when a request needs it, and die if the adapter's folder is gone by then.
 """
 
 from collections.abc import Callable, Collection
@@ -21,7 +21,8 @@ from rollq.workers.engines.vllm.process import VllmProcess
 
 @dataclass(slots=True, eq=False)
 class VllmCall(Call):
-    """A request in vLLM under a unique `name`. `adapter` makes the request's tokens; None means the model alone."""
+    """A request in vLLM under a unique `name`. Its tokens come from the model with `adapter`; None means the model
+    alone."""
 
     name: str = field(kw_only=True)
     adapter: LoRARequest | None = None

@@ -54,7 +54,7 @@ def sampling_parameters(
 ) -> SamplingParams:
     """Parameters for at most `tokens` new tokens. They set every field that affects the distribution or the end.
 
-    If `streamed`, vLLM returns tokens in several outputs while it makes them.
+    If `streamed`, vLLM returns tokens in several outputs while it generates them.
     """
     return SamplingParams(
         n=1,
@@ -90,7 +90,7 @@ def guide(sampling: Sampling) -> StructuredOutputsParams | None:
 
 
 def scoring_parameters() -> SamplingParams:
-    """Parameters for prompt logprobs and one new token, the fewest that vLLM makes."""
+    """Parameters for prompt logprobs and one new token, the fewest that vLLM generates."""
     return SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
 
 

@@ -1,8 +1,8 @@
-"""vLLM in this worker's process (`AsyncLLM`); versions 0.30 to 0.33. Only this package knows vLLM.
+"""vLLM in this worker's process (`AsyncLLM`); versions 0.30 to 0.33. Only this package runs vLLM.
 
-A swap pauses vLLM, loads the weights, names the version, and resumes. A request reaches vLLM only while no swap is
-under way (`RequestGate`). Therefore, vLLM's version spans name the weights that made each token. Running requests lose
-their cache at the pause, and continue with the new weights' keys and values.
+A swap pauses vLLM, loads the weights, names the version, and resumes. No request reaches vLLM in the meantime
+(`RequestGate`). Therefore, vLLM's version spans name the weights that generated each token. With `recompute_cache`,
+running requests lose their cache at the pause, and continue with the new weights' keys and values.
 
 Weights are checked before vLLM loads them: a load that fails half-way kills vLLM at its next step, and vLLM ignores
 missing tensors.
@@ -68,7 +68,7 @@ class VllmEngine:
 
     def __init__(self, settings: VllmSettings) -> None:
         self.version = WeightsVersion(0, 0, "")
-        self.dtype, self.vocabulary, self.takes_images = "", 0, False  # known after the start, like the next
+        self.dtype, self.vocabulary, self.takes_images = "", 0, False  # known after the start, as is max_sequences
         self.max_sequences = 1
         self._settings = settings
         self._process: VllmProcess | None = None
@@ -118,7 +118,7 @@ class VllmEngine:
     async def _try_reload(self, process: VllmProcess) -> str | None:
         """Make vLLM load its weights again. Returns the reason why it cannot, or None if it can.
 
-        If it cannot, vLLM has been restarted. Skipped with LoRA, since the base model is never reloaded.
+        If it cannot, vLLM has been restarted. The trial is skipped with LoRA, since the base model is never reloaded.
         """
         if process.max_adapters:
             return None
@@ -218,9 +218,11 @@ class VllmEngine:
             call.request.report(reader.so_far(starts))
 
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
-        """Serve other weights, or an adapter; see `Engine.swap`. New requests wait until it ends.
+        """Serve other weights, or an adapter; see `Engine.swap`. New requests wait while running requests end and
+        the weights are loaded.
 
-        Raises `ConfigError` for `keep` if this vLLM does not report which weights made each token.
+        Raises `ConfigError` for `keep` if this vLLM does not report which weights generated each token, and for all
+        modes but `restart` if this vLLM cannot reload the model's weights.
         """
         async with self._gate.swap():
             process = self._living()
@@ -286,7 +288,7 @@ class VllmEngine:
         started_s = monotonic()
         await process.change(process.llm.pause_generation(mode="keep", clear_cache=self._settings.recompute_cache))
         await process.change(process.llm.collective_rpc(load, args=args))
-        if self.takes_images:  # the old weights' image encodings; a pause that clears the cache drops them too
+        if self.takes_images:  # drops the old weights' image encodings, as a pause that clears the cache does
             await process.change(process.llm.reset_encoder_cache())
         await process.name_version(version)
         await self._scores.queue(version)

@@ -23,7 +23,7 @@ from rollq.workers.engines.vllm.settings import VllmSettings
 CPU_ARGS = {"enable_chunked_prefill": False}
 """Up to vLLM 0.33, a prompt that is split between steps kills the engine on the CPU if the request has a seed."""
 SUPPORTS_VERSIONS = "weight_versions" in CompletionOutput.__dataclass_fields__
-"""Whether this vLLM reports which weights made each token; since 0.32."""
+"""Whether this vLLM reports which weights generated each token; since 0.32."""
 SUPPORTS_REJOINING = hasattr(AsyncLLM, "shutdown_weight_transfer_engine")
 """Whether this vLLM frees the process group of a weight transfer and can then join another; since 0.32."""
 
@@ -50,7 +50,7 @@ def start_vllm(settings: VllmSettings, guard: ProcessGuard) -> AsyncLLM:
         "logprobs_mode": "processed_logprobs",
         "scheduling_policy": "priority",
         "worker_extension_cls": f"{LoadExtension.__module__}.{LoadExtension.__qualname__}",
-        "mm_processor_cache_gb": 0,  # cleared while a request with a cached image is pending, it kills vLLM
+        "mm_processor_cache_gb": 0,  # vLLM dies if this cache is cleared while a request with a cached image is pending
     }
     chosen = {**(CPU_ARGS if current_platform.is_cpu() else {}), **settings.engine_args}
     args = {"disable_log_stats": True, "dtype": settings.dtype, "stream_interval": REPORT_TOKENS, **chosen, **ours}
@@ -72,7 +72,7 @@ class VllmProcess:
     """A running vLLM. `died` is called with the reason once vLLM is found dead or broken."""
 
     def __init__(self, llm: Any, guard: ProcessGuard, died: Callable[[str], None]) -> None:
-        """Must be made on the event loop."""
+        """Call this on the event loop."""
         self.llm = llm
         self._guard = guard
         self._died = died
@@ -176,7 +176,7 @@ class VllmProcess:
             await self.change(self.llm.update_weight_version(name_of(version)))
 
     def version_starts(self, request: str) -> list[tuple[str, int]] | None:
-        """The names of the weights that made a running request's tokens, each with the index of its first token.
+        """The names of the weights that generated a running request's tokens, each with the index of its first token.
 
         None if the request has ended. vLLM does not report the names of a running request's weights, so this reads
         vLLM's internal records. Raises `AttributeError` if this vLLM keeps them elsewhere.

@@ -25,7 +25,7 @@ from rollq.workers.engines.vllm.api import (
 from rollq.workers.engines.vllm.process import VllmProcess
 
 PRIORITY = -1
-"""Lower than any request's priority, which is its step: checks run first."""
+"""Lower than any request's priority, so checks run first."""
 SENT_S = 0.005
 """The seconds that requests may take to reach vLLM's process."""
 CACHED_BLOCKS = 2

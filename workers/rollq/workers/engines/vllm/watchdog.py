@@ -1,4 +1,5 @@
-"""The small process that ends vLLM's processes when the worker has died. It runs as a script, and imports only stdlib.
+"""The small process that ends vLLM's processes when the worker has died. It runs as a script, and imports only the
+standard library.
 
 vLLM starts processes that outlive it when it is killed, and that keep gigabytes of memory and the GPU's memory. The
 watchdog recognises these processes by a mark. A spawned process has the mark in its environment, as `MARK=...`. A
@@ -44,8 +45,8 @@ def end_marked(mark: str, memory: Iterable[str] = ()) -> set[int]:
     """End all processes with the mark, including processes that they start in the meantime. Returns the pids that do
     not end.
 
-    Then removes the processes' shared memory, and `memory`, the files of processes that died earlier. Spares the
-    worker, which may have the marking file open.
+    Then remove the processes' shared memory, and the files in `memory`, from processes that died earlier. Spare this
+    process: it may be the worker, which may have the marking file open.
     """
     began_s = time.monotonic()
     asked: set[int] = set()
