@@ -1,4 +1,4 @@
-"""Chat formats by their setting's name: built-in formats, and vLLM's if vLLM is installed."""
+"""Chat formats, by the names that the settings use: built-in formats, and vLLM's if vLLM is installed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ BUILT_IN: Final[Mapping[str, BuiltInFormat]] = {
         BuiltInFormat("openai", parse_harmony, parse_harmony_thoughts, (START, CHANNEL, BODY)),
     )
 }
-"""Other format names, from vLLM's server, where `harmony` is `openai`."""
+"""The built-in formats by their names in vLLM's server, and `harmony`, which the server calls `openai`."""
 PLAIN: Final = BuiltInFormat("", parse_plain, parse_plain, verbatim=True)
 NAMES: Final = ", ".join(BUILT_IN)
 

@@ -25,8 +25,8 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ConversationEnd:
-    """An earlier end of a conversation: its messages, its `forms` and `preferred` messages, the numbers of its text's
-    `characters` and `closed` segments, and the numbers of its last segment's prompt and response tokens."""
+    """An earlier end of a conversation: its messages, its `forms` and `preferred` messages, the number of `characters`
+    in its text and of `closed` segments, and the numbers of prompt and response tokens in its last segment."""
 
     messages: tuple[Message, ...]
     forms: tuple[Message, ...]

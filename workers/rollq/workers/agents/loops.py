@@ -37,10 +37,10 @@ class Rollout:
     `session` identifies this attempt at this sample: requests with the same session reach the same server. `generate`
     asks the engine and raises `EngineDead` if the engine has died. `keep`, unless None, takes the sample so far, with
     status aborted: if this worker is killed, the next attempt gets that sample as `previous`. Each kept sample extends
-    the previous one. `record` does the same and waits until the sample is kept; it returns False if keeping fails.
-    `is_stopped` returns whether the group is being stopped; requests then immediately return aborted. `at_end` takes
-    functions to call after the sample is judged; they may block. This is sample `index` in a group of the `task`, or of
-    an `evaluation`.
+    the previous one. `record` does the same and waits until the sample is kept; it returns False or raises if that
+    fails. `is_stopped` returns whether the group is being stopped; requests then immediately return aborted. `at_end`
+    takes functions to call after the sample is judged; they may block. This is sample `index` in a group of the `task`,
+    or of an `evaluation`.
     """
 
     prompt: Prompt

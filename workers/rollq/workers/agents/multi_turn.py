@@ -52,7 +52,7 @@ class EnvironmentSettings(Settings):
 @dataclass(frozen=True, slots=True)
 class MultiTurn:
     """Several turns with an environment. An interrupted sample continues after its last complete turn if a new
-    environment can resume; otherwise it starts again. `closing` is called when the worker ends."""
+    environment can resume; otherwise it starts again. `closing` holds functions to call when the worker ends."""
 
     environments: Environments
     chat_format: ChatFormat
@@ -69,7 +69,7 @@ class MultiTurn:
         return self.environments.resumable
 
     async def run(self, rollout: Rollout) -> Sample:
-        """See `AgentLoop.run`. Raises the environment's exceptions."""
+        """See `AgentLoop.run`. Raises `SampleFailed` if the environment fails."""
         check_length(rollout)
         previous = rollout.previous
         async with self.environments.open() as environment:

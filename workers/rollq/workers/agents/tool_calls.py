@@ -39,7 +39,7 @@ class Malformed:
 
 
 def call_id(text: str, index: int) -> str:
-    """The id of call number `index` in the turn `text`: equal arguments give equal ids."""
+    """The id of call number `index` in the turn `text`. Equal turns get equal ids."""
     return hashlib.sha256(f"{index}:{_digest(text)}".encode()).hexdigest()[:ID_LENGTH]
 
 

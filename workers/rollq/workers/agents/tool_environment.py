@@ -56,8 +56,8 @@ class ToolEnvironment:
         self._sessions: list[McpSession] = []
 
     async def setup(self, prompt: Prompt, session: str) -> Opening:
-        """Give the model the tools, and open a session with each MCP server. Raises `SampleFailed` if a server refuses
-        a session."""
+        """Offer the tools to the model, and open a session with each MCP server. Raises `SampleFailed` if a server
+        refuses a session."""
         self._prompt = prompt
         for server in self._offer.servers:
             self._sessions.append(await server.open())
@@ -65,7 +65,7 @@ class ToolEnvironment:
         return Opening(tools=tuple(self._offer.definitions.values()))
 
     async def resume(self, prompt: Prompt, session: str, messages: Sequence[Message]) -> Opening:
-        """Give the model the tools. The calls in `messages` are not run again."""
+        """Like `setup`, after the calls in `messages`, which count towards the limits and are not run again."""
         for message in messages:
             if message["role"] == "tool" and message["name"] in self._offer.definitions:
                 self._calls[message["name"]] += 1

@@ -27,8 +27,8 @@ BUILT_IN: Final[Mapping[str, Callable[..., Any]]] = {"calculator": calculator, "
 
 
 class ToolSettings(McpOptions):
-    """One tool: a table in `agent_options.tools`. Its key is the name by which the model calls the tool. With `mcp`, it
-    means all tools of a server, under the server's names."""
+    """One tool: a table in `agent_options.tools`. Its key is the name by which the model calls the tool. With `mcp`,
+    the table means all tools of a server, or those in `only`, under the server's names."""
 
     function: str | None = Field(
         default=None, description="dotted path of a custom tool; default: the built-in tool of this name"
@@ -63,8 +63,9 @@ class AnyTool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that can be called. `arguments` is its arguments' schema, `definition` describes the tool to the model, in
-    the form that chat templates take, and `prompt_name` names the parameter that receives the sample's prompt, if any.
+    """A tool that can be called. `arguments` is the schema of its arguments. `definition` describes the tool to the
+    model, in the form that chat templates take. `prompt_name` names the parameter that receives the sample's prompt, if
+    any.
     """
 
     settings: ToolSettings

@@ -74,8 +74,8 @@ def forms(turn: Turn, tokenizer: Tokenizer) -> tuple[Message, ...]:
     then as JSON; its parts with its lead as content; its whole text; and its parts without content, for templates that
     accept either content or thoughts.
 
-    If a call is malformed or the template ignores calls, the parts would hide what the model did, so the only form is
-    the text. Templates that refuse the text of a malformed call, as GPT-OSS's does after thoughts, get the parts
+    If a call is malformed or the template ignores calls, the parts would hide what the model did, so the form is the
+    text. Only templates that refuse the text of a malformed call, as GPT-OSS's does after thoughts, get the parts
     without calls.
     """
     if len(turn.well_formed) < len(turn.calls):
@@ -93,7 +93,7 @@ def forms(turn: Turn, tokenizer: Tokenizer) -> tuple[Message, ...]:
 def _parts(turn: Turn, arguments: Sequence[Any]) -> Message:
     message: dict[str, Any] = {"role": "assistant", "content": turn.content}
     if turn.reasoning is not None:
-        message |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), turn.reasoning)  # names differ
+        message |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), turn.reasoning)  # templates differ
     if turn.calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": value}}

@@ -19,7 +19,7 @@ from rollq.workers.engines.protocol import Tokenizer
 from rollq.workers.user_code.calls import UserFunction
 
 PARSE_TIMEOUT_S: Final = 10.0
-"""Longest time for parsing one turn."""
+"""Longest time for parsing one turn, in seconds."""
 HERMES: Final = "hermes"
 NOISY: Final = ("vllm.tool_parsers", "vllm.parser", "vllm.reasoning")
 """Loggers that print a traceback for every malformed call."""
@@ -82,7 +82,7 @@ class VllmFormat:
         """See `ChatFormat.parse`."""
         try:
             turn: Turn = await self.run(self, _backend(tokenizer), text, ids, tools)
-        except Exception as error:  # noqa: BLE001 - a parser's failure is the model's to read
+        except Exception as error:  # noqa: BLE001 - the model reads why its turn cannot be parsed
             return Turn(text, text, calls=(Malformed(f"the message cannot be parsed: {error!r:.200}"),))
         return turn
 

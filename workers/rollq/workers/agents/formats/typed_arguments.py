@@ -66,8 +66,8 @@ def _as_json(value: str, schema: Any) -> str | bytes:
 
 
 def _types(schema: Any) -> set[str]:
-    """The JSON types that a schema names, including those in alternatives and its allowed values' types. May be
-    empty."""
+    """The JSON types that a schema names, including in its alternatives; `string` if it only lists values with strings
+    among them. May be empty."""
     if not isinstance(schema, Mapping):
         return set()
     written = schema.get("type", [])

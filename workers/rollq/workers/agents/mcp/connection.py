@@ -46,7 +46,8 @@ CLOSE_S: Final = 8.0
 CONNECT_S: Final = 10.0
 MOST_PAGES: Final = 100
 LOST_CODES: Final = (CONNECTION_CLOSED, INVALID_REQUEST)
-"""Error codes after which a session is gone. INVALID_REQUEST means that the server does not know the session."""
+"""Error codes after which a session is gone. INVALID_REQUEST means that the server does not recognise the
+session."""
 MISTAKE_CODES: Final = (INVALID_PARAMS, METHOD_NOT_FOUND)
 """Error codes for the model's mistakes: an unknown tool, or arguments that the server refuses."""
 
