@@ -1,6 +1,7 @@
 """The gateway over HTTP: it routes requests.
 
-Invariant: every route needs a session's token, except the request for a session, which needs the operator's key.
+Invariant: every route needs a session's token, except the request for a session, which needs the operator's or a
+program's key, and HEAD, whose answer is empty.
 """
 
 import logging
@@ -52,7 +53,7 @@ class Server:
         self._started_s = int(time.time())
 
     async def start(self) -> None:
-        """Listen, and give the gateway its URL. Raises `ConfigError` for an address that cannot be used."""
+        """Listen, and set the gateway's URL. Raises `ConfigError` for an address that cannot be used."""
         settings = self._gateway.settings
         app = web.Application(client_max_size=int(settings.max_body_mb * 1e6))
         app.router.add_route("*", "/{path:.*}", self._serve)

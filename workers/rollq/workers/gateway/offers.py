@@ -17,7 +17,7 @@ from rollq.workers.gateway.sessions.outcomes import Outcome
 
 MOST_WAIT_S: Final = 30.0
 RETRY_S: Final = 2
-"""After how many seconds to ask again for a session."""
+"""A program should ask for a session again after this many seconds."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -133,7 +133,7 @@ class Offers:
             offer.close(outcome)
 
     def end_waits(self) -> None:
-        """End all waits for sessions, now and from now on."""
+        """End all waits for sessions, and from now on let no call wait."""
         self.is_ending = True
         for waiting in self._waiting:
             if not waiting.given.done():

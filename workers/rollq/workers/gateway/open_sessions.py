@@ -1,7 +1,7 @@
 """A worker's gateway: its open sessions, each behind a token.
 
 Invariant: only its token leads to a session. The token stays in this process's memory and is never logged. Setting the
-outcome needs a second token, which the program's tools do not have.
+outcome needs a second token, which the program's tools do not have, unless the settings let the program set its reward.
 """
 
 import hashlib

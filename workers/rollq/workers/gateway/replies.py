@@ -17,9 +17,9 @@ from rollq.workers.gateway.calls import Answer, Call, CallProtocol, CallRefused,
 from rollq.workers.gateway.http_messages import Connection, json_answer
 
 KEEPALIVE_S: Final = 5.0
-"""The seconds between comments in a stream whose answer is being made."""
+"""The seconds between comments in a stream whose answer is being generated."""
 LOOK_S: Final = 0.25
-"""After how many seconds a lost connection is noticed."""
+"""A lost connection is noticed within this many seconds."""
 COMMENT: Final = b": keepalive\n\n"
 
 

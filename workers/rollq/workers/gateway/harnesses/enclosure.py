@@ -1,5 +1,5 @@
 """Encloses a command in Linux namespaces. The command sees only its own processes and no other session's folder, and
-writes only to its folder and to temporary folders. Imports only stdlib.
+writes only to its folder, to `writable` folders and to temporary folders. Imports only the standard library.
 
 `enclosed` runs a function as the namespaces' first process. When that process returns or is killed, the system ends all
 processes in the namespaces. `problem` returns the reason why this system cannot enclose commands.
@@ -245,7 +245,7 @@ def _cover_devices() -> None:
 
 def _cover_sockets(needed: Sequence[str]) -> None:
     """Cover the folder with the system's sockets, since some of their servers start programs outside the enclosure.
-    Keep the file with the name servers, and empty `needed` folders."""
+    The file with the name servers stays, and the `needed` folders are empty."""
     names = os.path.realpath("/etc/resolv.conf")
     opened = os.open(names, os.O_PATH) if names.startswith("/run/") and os.path.exists(names) else None
     _mount("tmpfs", "/run", "tmpfs", _NO_SETUID | _NO_DEVICES, "size=64k,mode=755")

@@ -53,7 +53,7 @@ from rollq.workers.gateway.sessions.session import SETTLE_S, Session
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.2
-"""After how many seconds a stopped group is noticed."""
+"""A stopped group is noticed within this many seconds."""
 
 
 class HarnessSettings(SessionSettings):

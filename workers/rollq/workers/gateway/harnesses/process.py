@@ -108,8 +108,8 @@ class HarnessFolder:
         return pids
 
     def remove_foreign_links(self) -> int:
-        """Remove links in the workspace that lead to another session's folder, where a judge would read another
-        command's work, links to above the workspace, and folders too deep to be read. Returns the number removed."""
+        """Remove links in the workspace that lead above it or to another session's folder, where a judge would read
+        another command's work. Remove folders too deep to be read. Returns the number removed."""
         sessions, own = os.path.realpath(self.root.parent), str(self.workspace)
 
         def stays(target: str | None) -> bool:

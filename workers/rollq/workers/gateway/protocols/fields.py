@@ -16,8 +16,8 @@ RETRY_COUNT: Final = "x-stainless-retry-count"
 """A header from OpenAI's and Anthropic's SDKs: how often this request was sent before."""
 
 UNREADABLE: Final = "(This model cannot read what is here.)"
-"""Replaces an image in a tool's result, or in the user's message after a result, where clients put images made by
-tools. The model chose to look at the image, and can choose again."""
+"""Replaces a block that is not text, such as an image, in a tool's result, or in the user's message after a result,
+where clients put images made by tools. The model chose to look at the image, and can choose again."""
 
 _MOST: Final = 2**31 - 1
 _LABEL: Final = 40

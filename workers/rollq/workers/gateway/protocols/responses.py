@@ -199,13 +199,13 @@ _PARTS: Final = {
     "reasoning": ("summary", "summary_index", "reasoning_summary_part", "reasoning_summary_text"),
     "message": ("content", "content_index", "content_part", "output_text"),
 }
-"""Item type -> the item's field with parts, the events' field with a part's index, the part's events, its text's
-events."""
+"""Item type -> the item's field with parts, the events' field with a part's index, and the names of a part's events and
+of its text's events."""
 _WHOLE: Final = {
     "function_call": ("arguments", "function_call_arguments"),
     "custom_tool_call": ("input", "custom_tool_call_input"),
 }
-"""Item type -> the item's field with a text, the text's events."""
+"""Item type -> the item's field with a text, and the name of the text's events."""
 
 
 def _empty(item: Mapping[str, Any]) -> dict[str, Any]:

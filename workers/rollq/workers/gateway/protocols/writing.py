@@ -43,7 +43,7 @@ def openai_usage(answer: Answer) -> dict[str, Any]:
 
 
 def openai_error(refused: CallRefused) -> dict[str, Any]:
-    """OpenAI's error."""
+    """An error's body in OpenAI's form."""
     kind = _KINDS.get(refused.status, "invalid_request_error" if refused.status < 500 else "server_error")
     code = "context_length_exceeded" if refused.code == CONTEXT_FULL else refused.code
     return {"error": {"message": refused.message, "type": kind, "param": None, "code": code}}

@@ -56,7 +56,7 @@ class AnsweredCalls:
         self._by_history.setdefault(node.history, []).append(node)
 
     def count(self) -> int:
-        """The count of the next event, where a call is located or answered."""
+        """Count an event, in which a call is located or answered, and return the count."""
         self._events += 1
         return self._events
 

@@ -1,8 +1,8 @@
 """Answers a session's placed calls. An answer is generated or taken from the record, then parsed and recorded.
 
-Invariant: an answer is recorded in the buffer before it is returned, so the next attempt knows all answers that a
-harness has seen. The next attempt answers the same requests from the record, and samples answers only for other
-requests.
+Invariant: if another attempt can continue the sample, an answer is recorded in the buffer before it is returned, so the
+next attempt has all answers that a harness has seen. The next attempt answers the same requests from the record, and
+samples answers only for other requests.
 """
 
 import time

@@ -71,7 +71,7 @@ class Asked:
 
     @property
     def is_seen(self) -> bool:
-        """Whether somebody has the answer."""
+        """Whether a client has the answer."""
         return any(caller.is_served for caller in self.callers)
 
     def wait(self, caller: Caller) -> None:
@@ -189,7 +189,7 @@ class AskedCalls:
                 asked.giving_up = asyncio.get_running_loop().call_later(self._limits.repeat_s, self._give_up, asked)
 
     def _give_up(self, asked: Asked) -> None:
-        if not self._answering.is_recording(asked.begun):  # then the call has an answer for the next caller
+        if not self._answering.is_recording(asked.begun):  # otherwise it has an answer for the next caller
             asked.task.cancel()
 
     def _ended(self, asked: Asked, task: "asyncio.Task[Answer]") -> None:

@@ -69,7 +69,7 @@ class Located:
 
     @property
     def size(self) -> int:
-        """The amount to render: bytes of text, or token ids."""
+        """The amount to render: bytes of JSON, characters of text, or token ids."""
         call = self.call
         return len(call.text or "") + len(call.ids or ()) + len(exact_json.dumps([self.messages, self.tools]))
 

@@ -83,7 +83,8 @@ class Session:
         await cancel([asked.task for asked in self.calls])
 
     def stopped_sample(self) -> Sample | None:
-        """The calls so far, for the next attempt, if the group is being stopped. Raises `EngineDead`."""
+        """The calls so far, for the next attempt, if the group is being stopped. Raises the error that ended the
+        session, if any, such as `EngineDead`."""
         if self.answering.failure is not None:
             raise self.answering.failure
         return self.answering.so_far() if self._rollout.is_stopped() else None
