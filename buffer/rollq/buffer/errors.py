@@ -61,9 +61,9 @@ RollqError
  |- RoleFailed           a role died too often to restart it again
  |- NothingLearned       a demo has trained all its steps, and its model answers no better than before
 
-`TooLate`, `WeightsRejected`, `WeightsLate` and the errors from `EngineDead` to `CallError` are defined in
-`rollq.workers`, `AllExcluded` in `rollq.producer`, `RoleFailed` and `NothingLearned` in `rollq.cli`; all others are
-defined here.
+`SampleFailed` is defined in `rollq.buffer.values.failures`; its children, `TooLate`, `WeightsRejected`, `WeightsLate`
+and the errors from `EngineDead` to `CallError` in `rollq.workers`; `AllExcluded` in `rollq.producer`; `RoleFailed` and
+`NothingLearned` in `rollq.cli`. All others are defined here.
 """
 
 

@@ -145,7 +145,7 @@ def _tables_with(key: str, model: type[BaseModel] | None, above: tuple[str, ...]
 
 
 def _section_model(model: type[BaseModel], section: list[str | int]) -> type[BaseModel] | None:
-    """The settings class at a key path; None if the path leads through anything else."""
+    """The settings class at a key path; None if the path leads to anything else."""
     kind: Any = model
     for part in section:
         kind = _item_type(kind, part)

@@ -1,9 +1,9 @@
 """Tickets: rollq's RQ jobs. A ticket says "generate up to n groups of this run" and nothing else.
 
-Invariant: nothing that RQ stores is ever executed or imported. Values are orjson; the only function that a job may
-name is `rollq.generate`, from the table below; a job's callbacks, webhooks, retries and repeats are dropped when the
-job is read.
-Producers enqueue tickets, workers pop them; `rq info -j rollq.buffer.tickets.TicketJob -S
+Invariant: nothing that RQ stores is ever executed or imported. Values are encoded with orjson. The only function that a
+job may name is `rollq.generate`, from the table below. A job's callbacks, webhooks, retries and repeats are dropped
+when the job is read.
+Producers enqueue tickets, and workers pop them; `rq info -j rollq.buffer.tickets.TicketJob -S
 rollq.buffer.tickets.TicketSerializer` shows them safely.
 """
 
@@ -192,8 +192,8 @@ def tickets_queued(queue: Queue, *, patience: Patience | None = None) -> int:
 
 
 def jobs_by_registry(queue: Queue, *, patience: Patience | None = None) -> dict[str, int]:
-    """How many jobs RQ records as executing, finished and failed. Only reads counts and never loads jobs: `rq info`
-    unpickles jobs, and so runs code that anyone with access to the queue can plant."""
+    """How many jobs RQ records as executing, finished and failed. Only reads counts and never loads jobs: by default,
+    `rq info` unpickles jobs, and so runs code that anyone with access to the queue can plant."""
     registries = {
         "executing": queue.started_job_registry,
         "finished": queue.finished_job_registry,

@@ -1,8 +1,8 @@
 """JSON whose integers keep all of their digits. Pure.
 
-orjson reads an integer of more than 64 bits as a float, and refuses to write one. Everything else works as in orjson,
-except nesting: orjson reads 1,024 levels and writes 254, so values nested deeper than `MOST_LEVELS` are refused when
-read.
+orjson reads an integer of more than 64 bits as a float, and refuses to write such an integer. Everything else works as
+in orjson, except nesting: orjson reads 1,024 levels and writes 254, so values nested deeper than `MOST_LEVELS` are
+refused when read.
 """
 
 import json
@@ -39,8 +39,8 @@ def loads(text: bytes | memoryview | str) -> Any:
 
 
 def loads_as_written(text: bytes | memoryview | str) -> Any:
-    """Like `loads`, but a number with a fraction or an exponent that a float cannot hold exactly becomes a string with
-    the original spelling. Used for content that people write, such as answers in rows."""
+    """Like `loads`, but a number with a fraction or an exponent becomes a string with the original spelling if a float
+    cannot keep all its digits. Used for content that people write, such as answers in rows."""
     data = text.encode(errors="replace") if isinstance(text, str) else bytes(text)
     if not _MAY_LOSE_DIGITS.search(data):
         return _not_too_deep(data, orjson.loads(text))
@@ -85,7 +85,7 @@ def number_as_written(written: str) -> float | str:
     digits = _digits(written)
     if not digits or value in (0.0, math.inf, -math.inf):
         return written if digits else value
-    is_normal = abs(value) >= sys.float_info.min  # a smaller one has fewer than 15 digits
+    is_normal = abs(value) >= sys.float_info.min  # a smaller number keeps fewer than 15 digits
     if (is_normal and len(digits) <= 15) or _digits(f"{value:.{len(digits) - 1}e}") == digits:
         return value
     return written

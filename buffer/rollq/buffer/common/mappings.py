@@ -8,7 +8,7 @@ V = TypeVar("V")
 
 
 def without(mapping: Mapping[K, V], names: Container[K]) -> dict[K, V]:
-    """The entries with other names."""
+    """The entries of `mapping` whose names are not in `names`."""
     return {name: value for name, value in mapping.items() if name not in names}
 
 

@@ -1,4 +1,4 @@
-"""Logs events that anyone can cause once a minute, with a count."""
+"""Decides when to log events that anyone can cause: once a minute, with their count."""
 
 from collections.abc import Callable
 from time import monotonic

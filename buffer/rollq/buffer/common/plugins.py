@@ -11,8 +11,8 @@ from rollq.buffer.errors import ConfigError
 def load_plugin(kind: str, name: str, builtins: Mapping[str, Any]) -> Any:
     """Return the built-in called `name`, or the object at the dotted path `package.module.attribute`.
 
-    Raises `ConfigError` naming `kind` ("judge", "agent loop") if the object does not exist or its module cannot be
-    imported.
+    Raises `ConfigError` naming `kind` ("judge", "agent loop") if the object does not exist or cannot be called, or if
+    its module cannot be imported.
     """
     if name in builtins:
         return builtins[name]

@@ -10,8 +10,8 @@ T = TypeVar("T")
 def portions(
     items: Iterable[T], size: Callable[[T], float], most: float, *, most_items: float = inf
 ) -> Iterator[list[T]]:
-    """Yield the items in portions, in order. A portion's item sizes add up to at most `most`; a larger item gets a
-    separate portion."""
+    """Yield the items in portions of at most `most_items`, in order. A portion's item sizes add up to at most `most`; a
+    larger item gets a separate portion."""
     portion: list[T] = []
     taken = 0.0
     for item in items:

@@ -1,4 +1,4 @@
-"""Removes folders that untrusted programs have filled, however deep. Standard library only."""
+"""Removes folders, however deep, that untrusted programs have filled. Standard library only."""
 
 import os
 from contextlib import suppress

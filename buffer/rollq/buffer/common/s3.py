@@ -1,7 +1,7 @@
 """Connecting to a bucket of an S3-compatible object store.
 
-The endpoint and the credentials come from the environment, as AWS names them (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`,
-...), and are never sent anywhere else. Needs `rollq[s3]`.
+The endpoint and the credentials come from AWS's environment variables (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, ...),
+and go only to the endpoint. Needs `rollq[s3]`.
 """
 
 import os
@@ -20,8 +20,8 @@ RETRIES, RETRY_S = 4, 60.0
 
 
 def open_bucket(url: str, timeouts: "ClientConfig", *, what: str, retries: int = RETRIES) -> "S3Store":
-    """Return the objects at `s3://bucket/prefix`. `what` names them in messages. `retries`, by default `RETRIES`, says
-    how to retry failing requests. Sends nothing to the store. Raises `ConfigError` for any other URL, for a wrong
+    """Return the store of the objects at `s3://bucket/prefix`. `what` names the objects in messages. A failing request
+    is repeated up to `retries` times. Sends nothing to the store. Raises `ConfigError` for any other URL, for a wrong
     endpoint, or without obstore.
     """
     if (found := URL.fullmatch(url)) is None:

@@ -199,7 +199,7 @@ def _check(function: Callable[..., Any], needed: Function, where: str, name: str
     is_async = _is_async(function)
     try:
         signature = inspect.signature(function)
-    except ValueError:  # written in C: only the first call can show
+    except ValueError:  # written in C: only a call shows whether it fits
         return
     how = How.ASYNC if is_async else How.PLAIN
     shown = f"{how} {name}{_plain(signature)}"

@@ -31,7 +31,7 @@ class AdvantageSettings(Settings):
     deviation of all samples that the group's task has in the batch, instead of the group's; rewards of different tasks
     are never compared. The mean of the batch does not combine with the deviation of the group: in a group of equal
     rewards, only `eps` would be left. baseline `opo`: sum(l_i r_i) / sum(l_i) of the group, with l_i the loss tokens of
-    a sample; with scale `none` OPO (Hao et al. 2025, arXiv:2505.23585). `pass_k` = k > 1: pass@k training (Chen et al.
+    a sample; with scale `none`, OPO (Hao et al. 2025, arXiv:2505.23585). `pass_k` = k > 1: pass@k training (Chen et al.
     2025, arXiv:2508.10751), where a sample earns the mean over all draws of k samples of its group that include it, and
     a draw earns 1 if any of its rewards is > 0, else 0. With n samples and m without a reward > 0, the mean is R = 1 -
     C(m, k) / C(n, k), and the deviation that `scale = "group"` divides by is sqrt(R (1 - R)).
@@ -94,8 +94,9 @@ def advantages(
 
     `rewards` float [N] is ignored where `valid` bool [N] is False. `groups` int [N] and `tasks` int [N] map samples to
     group and task indices from 0 (without `tasks`, all belong to one task). `lengths` int [N] counts each sample's loss
-    tokens, which baseline `opo` needs (None means that all counts are equal). A group of one sample has deviation 0 and
-    advantage 0. With `pass_k` > 1, a group of at most `pass_k` samples has advantage 0.
+    tokens, which baseline `opo` needs (None: all are equal). A group of one sample has deviation 0,
+    and advantage 0 unless the baseline is `batch`. With `pass_k` > 1, groups of up to `pass_k` samples have advantage
+    0.
     """
     keep = np.asarray(valid, dtype=np.bool_)
     group = np.asarray(groups, dtype=np.int64)
@@ -156,7 +157,7 @@ def _centred(
             return reward - _mean(weight * reward, group, keep) / np.where(total > 0, total, 1.0)
         case "leave_one_out":
             count = _count(group, keep)
-            # r_i - (sum - r_i) / (n - 1) = (r_i - mean) * n / (n - 1); alone, there is no baseline to learn from
+            # r_i - (sum - r_i) / (n - 1) = (r_i - mean) * n / (n - 1); a group of one sample has no baseline
             return (reward - _mean(reward, group, keep)) * np.where(count > 1, count / np.maximum(count - 1, 1), 0.0)
 
 

@@ -73,8 +73,8 @@ def token_advantages(
 
     `settings` chooses baseline and scale: mean and deviation of the group's returns, in which each sample has the same
     weight, however many steps it has. So a reward on the last token, without a discount, gives every token the
-    advantage that `rollq.buffer.rewards.advantages.advantages` gives its sample. Raises `ConfigError` for batch means,
-    OPO and pass@k, which are not supported.
+    advantage that `rollq.buffer.rewards.advantages.advantages` gives its sample. Raises `ConfigError` for a baseline or
+    scale over the batch, for OPO and for pass@k, which are not supported.
     """
     _check_supported(settings)
     if not len(rewards):
@@ -93,7 +93,7 @@ def token_advantages(
         scale = np.sqrt(_group_mean(spread, group) * samples / divisor) + settings.eps
     else:
         scale = np.ones_like(means)
-    if settings.baseline == "leave_one_out":  # the mean of the others; alone, there is no baseline to learn from
+    if settings.baseline == "leave_one_out":  # the mean of the others; a group of one sample has no baseline
         others = (baseline * samples - means) / np.maximum(samples - 1, 1)
         centred = np.where(samples[:, None] > 1, returns - others[:, None], 0.0)
     scaled = (centred / scale[:, None]).astype(np.float32)

@@ -65,7 +65,7 @@ def fields_of(names: Iterable[str]) -> list[str]:
 def decode_rules(clock: Mapping[str, str]) -> TaskRules:
     """Decode the rules that `encode_rules` wrote to a clock; a rule unknown to an older rollq gets its default.
 
-    `min_valid_samples` comes back as its value, and `max_token_staleness` as None when it masks nothing.
+    `min_valid_samples` is returned as the number in effect, and `max_token_staleness` as None when it masks nothing.
     """
     fields = {name: _RENAMED.get(name, name) for name in TaskRules.model_fields}
     texts = {name: clock[field] for name, field in fields.items() if field in clock}

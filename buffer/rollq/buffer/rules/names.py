@@ -8,12 +8,12 @@ NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]{1,64}")
 
 
 def is_name(text: bytes) -> bool:
-    """Whether the server's name for a run or task is valid."""
+    """Whether a run's or task's name, as the server stores it, is valid."""
     return NAME.fullmatch(text.decode(errors="replace")) is not None
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return `name`, or raise `ConfigError` if it is not plain: run and task names become part of keys."""
+    """Return `name`. Raises `ConfigError` if it cannot be a part of keys, or looks like a settings file."""
     if not NAME.fullmatch(name):
         shown = name if len(name) <= 80 else name[:77] + "..."
         raise ConfigError(f"{kind} name {shown!r}: 1 to 64 characters of A-Z a-z 0-9 _ . - are allowed, not dots alone")

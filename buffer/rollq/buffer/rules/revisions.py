@@ -113,7 +113,7 @@ def changed_by_hand(rules: TaskRules, changes: Mapping[str, Any], step: int) -> 
     changed = _validated(rules, values)
     if "batch_groups" in changes:
         wanted = _validated(rules, {"batch_groups": groups, "schedule": ((step, 1),)}).batch_groups
-        later = _later_sizes(rules, step) if wanted else ()  # 0: it leaves for good
+        later = _later_sizes(rules, step) if wanted else ()  # 0: the task is retired
         changed = _validated(changed, {"schedule": _schedule(rules, step, ((step, wanted), *later))})
     return _checked(rules, changed)
 
@@ -138,7 +138,7 @@ def changed_by_file(rules: TaskRules, former: TaskRules, file: TaskRules, step: 
     """
     edited = {name: getattr(file, name) for name in differences(former, file)}
     if former.token_threshold == file.token_threshold and {*edited} & {"max_staleness"}:
-        edited.pop("max_token_staleness", None)  # set to what it is without being set
+        edited.pop("max_token_staleness", None)  # the bound itself has not changed
     for name in edited:
         if name in FIXED_RULES:
             values = f"{shown(getattr(file, name))}, and the run has {shown(getattr(rules, name))}"

@@ -23,7 +23,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
     REMOVED: ClassVar[Mapping[str, str]] = {}
-    """Former key -> in words, the value of the constant that replaced it, for the error that refuses the key."""
+    """Removed key -> why it is gone and what to do, for the error that refuses the key."""
 
 
 class RedisSettings(Settings):

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 ChartGroup = Literal["learning", "lengths", "optimisation", "freshness", "speed"]
 MOST_NUMBERS: Final = 96
-"""The most numbers kept per step. If more have a task in their names, only the first are kept."""
+"""The most numbers kept per step. Beyond this, numbers with a task in their names are left out first."""
 MOST_ROW_BYTES: Final = 4096
 """The most bytes that a step's names and numbers take in the store."""
 MOST_STEP: Final = 10**15 - 1
@@ -22,8 +22,8 @@ _NUMBER_BYTES: Final = 20
 class Line:
     """One line of a chart.
 
-    `name` has the keys in a line of `metrics.jsonl`, joined by `/`, as in trackers; a key `*` means any key, such as a
-    task. `trl` and `verl` are the names that TRL and verl give the same, or nearly the same, number.
+    `name` joins the number's keys in a line of `metrics.jsonl` with `/`, as trackers do; a key `*` means any key, such
+    as a task. `trl` and `verl` are the names that TRL and verl give the same, or nearly the same, number.
     """
 
     name: str
@@ -147,7 +147,7 @@ def step_of(line: Mapping[str, Any]) -> int | None:
 
 
 def as_number(value: Any) -> float | None:
-    """Round a finite number to six significant digits; returns None for anything else."""
+    """Round a finite number, up to 1e300 in size, to six significant digits; returns None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300 or not math.isfinite(value):
         return None
     return float(f"{value:.6g}")
@@ -167,7 +167,7 @@ def lines_of(chart: Chart, names: Collection[str]) -> list[str]:
 
 
 def _numbers(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for one in sorted(LINES, key=lambda line: line.keys.count("*")):  # those that every run has come first
+    for one in sorted(LINES, key=lambda line: line.keys.count("*")):  # first the numbers that every run has
         yield from _at(line, one.keys, "")
 
 

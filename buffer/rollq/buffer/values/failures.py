@@ -11,7 +11,7 @@ class FailureKind(StrEnum):
     PROMPT = "prompt"  # the prompt is malformed or too long
     PROVIDER = "provider"  # the engine, or its servers
     CONTEXT = "context"  # no room for another token, in a loop that cannot end its answer there
-    GRADER = "grader"  # the judge raised, hung, or gave no finite number
+    GRADER = "grader"  # the judge raised, hung, or returned no finite number
     SANDBOX = "sandbox"  # the place where an answer's program or tests run
     TOOL = "tool"  # a tool that the model called broke
     ENVIRONMENT = "environment"  # the environment, or its server

@@ -62,10 +62,11 @@ class Overview:
     """Facts that monitors show beside a task's counts.
 
     `silent_s` is the number of seconds since a producer looked at the task; None if no producer ever has. `rows` holds
-    the newest rows of its history. `by_staleness` counts ready groups by the staleness that they would be trained with.
-    The ages, in seconds, are those for the pending group that is leased next, for the oldest lease with the oldest
-    weights, and for the result of the ready group that is trained next; None without such a group. `producers` lists
-    the latest first.
+    the newest rows of its history. `by_staleness` counts ready groups by the staleness that they would be trained with;
+    with the orders `arrival` and `priority`, it counts aborted groups too. The ages, in seconds, count from the
+    admission of the pending group that is leased next, from the first lease among groups with the oldest weights, and
+    from the put of the ready group with the lowest score; None without such a group. `producers` lists the latest
+    first.
     """
 
     task: str

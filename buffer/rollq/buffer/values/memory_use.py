@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 FULL = 0.8
-"""The share above which producers admit nothing new: the rest is reserved for results on their way."""
+"""The share at which producers stop admitting prompts: the rest is reserved for results on their way."""
 
 
 class Fullness(NamedTuple):

@@ -1,4 +1,4 @@
-"""The place of a run's process: its machine, its number there, and the GPUs that it may use."""
+"""The place of a run's process: its machine, its process id there, and the GPUs that it may use."""
 
 import os
 import re
@@ -16,7 +16,7 @@ _PID = re.compile("[0-9]{1,19}")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A process on a machine. `gpus` lists the GPUs that it may use, by the machine's numbers; empty without any."""
+    """A process on a machine. `gpus` lists the GPUs that it may use, as `gpus_here` returns them."""
 
     host: str
     pid: int

@@ -23,7 +23,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class ArrayRef:
-    """A large array beside Redis: `uri` (file:///...) of a file with this `sha256`; see `rollq.buffer.wire.arrays`."""
+    """A large array outside Redis: `uri` (file:///...) of a file with this `sha256`; see `rollq.buffer.wire.arrays`."""
 
     uri: str
     sha256: str
@@ -73,7 +73,7 @@ class SampleStatus(StrEnum):
     PENDING = "p"  # nothing generated, or reset
     COMPLETED = "c"  # finished and judged
     ABORTED = "a"  # interrupted; its tokens may be continued
-    FAILED = "f"  # cannot be trained; the error says why, and the failure at which part
+    FAILED = "f"  # cannot be trained; `error` says why, and `failure` at which part
 
 
 class FinishReason(StrEnum):
@@ -128,8 +128,8 @@ class Prompt:
     """One prompt.
 
     `content` is the text, or a tuple of chat messages (`{"role": ..., "content": ...}`). `ids` holds optional token
-    ids, which take precedence over `content`. `answer` is the reference that a judge compares with. `metadata` is free.
-    `row` is the prompt's index among the task's prompts, if the producer knows it; the buffer keeps statistics by row.
+    ids, which take precedence over `content`. `answer` is the reference that a judge compares with. `metadata` is
+    free-form. `row` is the prompt's index among the task's prompts, if known; the buffer keeps statistics by row.
     `images` fill the image placeholders, in order; `image_options` are arguments for the model's image processor.
     `tools` holds tool definitions in OpenAI's format, which the chat template shows to the model beside `content`.
     """
@@ -168,9 +168,9 @@ class Sample:
 
     `sampling` holds every sampling parameter sent to the engine, `reward_parts` holds the named terms of `reward`, and
     `tools` holds the definitions that the model was given; `tool_choice` says how the model was to use the tools.
-    `session_id` names the conversation in the engine or environment; `extra` is free. `failure` is the part at which a
-    failed sample failed, and None for other samples. It is also None for a sample that was left out before it could
-    fail, whose finish reason is `abort`.
+    `session_id` names the conversation in the engine or environment; `extra` is free-form. `failure` is the part at
+    which a failed sample failed, and None for other samples. It is also None for a sample that was left out before it
+    could fail, whose finish reason is `abort`.
     """
 
     segments: tuple[Segment, ...]

@@ -1,5 +1,5 @@
-"""The named array `routed_experts`, which names the experts in a mixture that read each token, so that the trainer can
-replay the routing.
+"""The named array `routed_experts`: the experts that processed each token in a mixture of experts. With it, the trainer
+can replay the routing.
 
 Its shape is [T, layers, top_k]. Entry t belongs to the forward pass that read token t, whose logits gave token t + 1;
 the last token that an engine makes has not been read. Experts are numbered from 1, and 0 means that the decision is
@@ -27,7 +27,7 @@ def number_experts(chosen: npt.NDArray[Any], experts: int) -> npt.NDArray[Any]:
 def find_routers(model: Any) -> dict[int, Any]:
     """The modules of a transformers model that choose experts, by layer number, from 0.
 
-    Only classes named `...TopKRouter` count, which return logits, weights and indices. Empty for models without such
+    Only classes named `...TopKRouter` count: they return logits, weights and indices. Empty for models without such
     classes.
     """
     routers = {}

@@ -11,7 +11,7 @@ Numbers = Mapping[str, tuple[float | None, ...]]
 
 MOST_NAMES: Final = 16
 MOST_CHARACTERS: Final = 64
-"""Limits on a group's names, reward parts first: their number and length, since a claim carries all numbers."""
+"""The most names that a group has, and the longest: a claim carries all numbers. Reward parts are kept first."""
 MOST: Final = 1e300
 """Larger numbers are left out, since a sum might overflow."""
 OWN: Final = frozenset({"judge_s"})
@@ -19,7 +19,7 @@ OWN: Final = frozenset({"judge_s"})
 
 
 def sample_numbers(samples: Sequence[Sample]) -> Numbers:
-    """The trained samples' numbers by name: `reward_parts`, and numbers in `extra`. Booleans become 0 or 1."""
+    """The completed samples' numbers by name: `reward_parts`, and numbers in `extra`. Booleans become 0 or 1."""
     by_sample = [_numbers_of(sample) for sample in samples]
     parts = set[str]().union(*(sample.reward_parts for sample in samples))
     names = sorted(set[str]().union(*by_sample), key=lambda name: (name not in parts, name))
@@ -27,7 +27,7 @@ def sample_numbers(samples: Sequence[Sample]) -> Numbers:
 
 
 def together(groups: Iterable[Numbers]) -> dict[str, tuple[float | None, ...]]:
-    """Join several groups' numbers as if they were one group; a group without a name adds no samples to that name."""
+    """Join several groups' numbers as if they were one group; a group that lacks a name adds no samples to it."""
     joined: dict[str, tuple[float | None, ...]] = {}
     for numbers in groups:
         for name, values in numbers.items():

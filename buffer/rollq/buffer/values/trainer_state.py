@@ -38,9 +38,9 @@ class TrainerState:
     that lack groups to group counts: `wanted`, `ready`, `stragglers` (unfinished groups that it waits for) and
     `unarchived` (groups that must reach the archive first). `waited_s` is the time that a step waited for its batch,
     and `busy_s` the rest of the step's time, in seconds, averaged over the last steps; None before the first step.
-    `usual_wait_s` is the median of these waits. `last_step_s` counts the seconds since the last step was trained, whose
-    samples had the mean `rewards` and trained `response_tokens`, by task. `report` has the trainer's own facts about
-    that step. `place` locates the process that took the run, rank 0; None while unknown.
+    `usual_wait_s` is the median of these waits. `last_step_s` counts the seconds since the last step was trained.
+    `rewards` and `response_tokens` describe that step's samples, by task. `report` has the trainer's own facts about
+    the step. `place` locates the process that took the run, rank 0; None while unknown.
     """
 
     trainer_id: str
