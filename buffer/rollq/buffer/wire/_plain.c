@@ -1,8 +1,9 @@
-/* One pass over the samples of a group that `put` is given: checks them, and reads what its frame and numbers need.
+/* The compiled passes over plain groups; see rollq.buffer.wire.compiled. `scan` checks the samples that `put` is given,
+ * and reads the data for the group's frame and numbers. `segments` makes the samples' segments from a frame.
  *
- * Only for plain groups, see rollq.buffer.wire.plain_groups: every sample completed, without a loss mask, named arrays
- * or an error. For all others `scan` returns None, and Python does the work and names what is wrong. So this module
- * never refuses a group and has no messages; its answers are those of the Python code, byte for byte.
+ * In a plain group, every sample has completed, without a loss mask, named arrays or an error. For any other group,
+ * `scan` and `segments` return None, and the Python code handles the group or reports the problem. So this module never
+ * refuses a group and has no messages. Its results equal the Python code's results, byte for byte.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -17,11 +18,11 @@
 #define SOURCE 0 /* the checksum of this file, see hatch_build.py */
 #endif
 
-/* What `scan` compares with; set once by `use`. */
+/* The types, values and limits of the passes; `use` sets them once. */
 static PyTypeObject *sample_type, *segment_type, *span_type, *array_type;
 static PyObject *completed;      /* the status of a sample */
 static PyObject *finish_reasons; /* each finish reason, and None, followed by its JSON */
-static PyObject *details;        /* (name, (type, JSON of its empty value, ...)) of each field beside the others */
+static PyObject *details;        /* (name, (type, JSON of its empty value, ...)) of each detail */
 static float logprob_tolerance;
 static Py_ssize_t short_entries;
 
@@ -62,13 +63,13 @@ static int text_number(Text *text, long long number) {
     return text_add(text, digits, (size_t)size);
 }
 
-/* ---- what is read of a group ---- */
+/* ---- the content of a group ---- */
 
 typedef struct {
     Py_buffer prompt, response, logprobs;
     PyObject *prompt_array, *response_array, *logprobs_array; /* owned */
     Py_ssize_t prompt_index;
-    int held; /* how many of the buffers are to be released */
+    int held; /* the number of buffers to release */
 } Segment;
 
 typedef struct {
@@ -115,7 +116,7 @@ static void release(Group *group) {
     Py_XDECREF(group->weights_at);
 }
 
-/* Every reader returns 1 for a plain value, 0 for another one, and -1 with an exception set. */
+/* Every reader returns 1 for a plain value, 0 for any other value, and -1 with an exception set. */
 
 static int read_vector(PyObject *array, char format, Py_buffer *buffer) {
     if (Py_TYPE(array) != array_type) return 0;
@@ -144,7 +145,7 @@ static int are_logprobs(const Py_buffer *buffer) {
     return !bad;
 }
 
-/* A finite float32 as a Python float. */
+/* Whether a value is a Python float that is finite as a float32. */
 static int is_number(PyObject *value) {
     return PyFloat_CheckExact(value) && fabs(PyFloat_AS_DOUBLE(value)) <= FLT_MAX;
 }
@@ -159,7 +160,7 @@ static int whole_number(PyObject *value, Py_ssize_t least, Py_ssize_t most, Py_s
     return least <= *number && *number <= most;
 }
 
-/* The index of a key; `next`, which is then its index, if it has none. -1 with an exception set. */
+/* The index of a key; a new key gets the index `next`. -1 with an exception set. */
 static Py_ssize_t index_of(PyObject *indices, uint64_t key, Py_ssize_t next) {
     PyObject *number = PyLong_FromUnsignedLongLong(key), *index = NULL;
     if (!number) return -1;
@@ -224,7 +225,7 @@ static uint64_t hash(const Py_buffer *buffer) {
     return mixed;
 }
 
-/* Gives the prompt of a segment its index: of an earlier one that is equal, or a new one. */
+/* Sets the index of a segment's prompt: the index of an equal earlier prompt, or a new index. */
 static int place_prompt(Group *group, Segment *segment) {
     if (segment > group->segments && segment[-1].prompt_array == segment->prompt_array) {
         segment->prompt_index = segment[-1].prompt_index;
@@ -235,7 +236,7 @@ static int place_prompt(Group *group, Segment *segment) {
     if (segment->prompt_index < group->prompt_count) {
         const Py_buffer *other = &group->segments[group->prompts[segment->prompt_index]].prompt;
         return other->len == segment->prompt.len &&
-               !memcmp(other->buf, segment->prompt.buf, (size_t)segment->prompt.len); /* else two with one hash */
+               !memcmp(other->buf, segment->prompt.buf, (size_t)segment->prompt.len); /* else a hash collision */
     }
     if (!are_ids(&segment->prompt)) return 0;
     Py_ssize_t *grown = PyMem_Realloc(group->prompts, (group->prompt_count + 1) * sizeof(Py_ssize_t));
@@ -273,7 +274,7 @@ static int is_attribute(PyObject *owner, PyObject *name, PyObject *wanted) {
     return value == wanted;
 }
 
-/* 1 if the attribute is a dict; *size: of how many entries. */
+/* 1 if the attribute is a dict; *size is then its number of entries. */
 static int dict_attribute(PyObject *owner, PyObject *name, Py_ssize_t *size) {
     PyObject *value = PyObject_GetAttr(owner, name);
     if (!value) return -1;
@@ -320,7 +321,8 @@ static int read_segment(Group *group, Py_ssize_t sample, PyObject *given, Py_ssi
     return plain;
 }
 
-/* Reads the segments of a sample; *tokens: of its response. Adds the lengths of its sequences: a number, or a list. */
+/* Reads a sample's segments, and counts its response tokens in *tokens. Appends its sequence lengths: a number, or a
+ * list. */
 static int read_segments(Group *group, Py_ssize_t sample, PyObject *segments, Py_ssize_t *tokens) {
     if (!PyTuple_CheckExact(segments)) return 0;
     Py_ssize_t count = PyTuple_GET_SIZE(segments), sequences = 0;
@@ -421,9 +423,10 @@ static int read_sample(Group *group, Py_ssize_t at, PyObject *sample) {
     return 1;
 }
 
-/* ---- the answer ---- */
+/* ---- the result ---- */
 
-/* The vectors one after another, joined where they are short, as in_blocks does it. `which`: offset of the buffer. */
+/* The segments' vectors, in order, joined if they are short, as in_blocks does it. `which` is 0 for prompts, 1 for
+ * responses, 2 for logprobs. */
 static PyObject *blocks(Group *group, const Py_ssize_t *chosen, Py_ssize_t count, Py_ssize_t tokens, int which) {
     int joined = tokens < short_entries * count;
     PyObject *list = PyList_New(joined ? 1 : count);
@@ -464,7 +467,7 @@ static PyObject *prompt_lengths(Group *group) {
     return list;
 }
 
-/* (epoch, version, tokens of each sample ...) of all weights. */
+/* (epoch, version, tokens of each sample, ...) for all weights. */
 static PyObject *loss_tokens(Group *group) {
     PyObject *list = PyList_New(group->weights_count);
     for (Py_ssize_t i = 0; list && i < group->weights_count; i++) {
@@ -488,7 +491,7 @@ static PyObject *loss_tokens(Group *group) {
     return list;
 }
 
-/* The JSON of a value if it is empty, None if it is not; borrowed. */
+/* The JSON of an empty value whose type is in `kinds`; None for any other value. Borrowed. */
 static PyObject *empty_json(PyObject *value, PyObject *kinds) {
     int is_empty = value == Py_None || (PyUnicode_CheckExact(value) && !PyUnicode_GET_LENGTH(value)) ||
                    (PyDict_CheckExact(value) && !PyDict_GET_SIZE(value)) ||
@@ -499,7 +502,7 @@ static PyObject *empty_json(PyObject *value, PyObject *kinds) {
     return Py_None;
 }
 
-/* For each of the details, the JSON of its value if that is empty and of one type in all samples, else None. */
+/* For each detail, the JSON of its value if all samples have an empty value of one type, else None. */
 static PyObject *empty_details(PyObject *samples) {
     PyObject *list = PyList_New(PyTuple_GET_SIZE(details));
     for (Py_ssize_t i = 0; list && i < PyTuple_GET_SIZE(details); i++) {
@@ -533,7 +536,7 @@ static PyObject *answer(Group *group, PyObject *samples) {
 }
 
 static PyObject *scan(PyObject *Py_UNUSED(module), PyObject *samples) {
-    if (!sample_type || !PyTuple_CheckExact(samples)) Py_RETURN_NONE; /* a key of a dict may change a list */
+    if (!sample_type || !PyTuple_CheckExact(samples)) Py_RETURN_NONE; /* a dict key's code could change a list */
     Group group = {.count = PyTuple_GET_SIZE(samples)};
     if (!group.count) Py_RETURN_NONE;
     PyObject *result = NULL;
@@ -553,7 +556,7 @@ static PyObject *scan(PyObject *Py_UNUSED(module), PyObject *samples) {
     return result;
 }
 
-/* ---- the way back ---- */
+/* ---- decoding ---- */
 
 /* array[begin:end] */
 static PyObject *slice(PyObject *array, Py_ssize_t begin, Py_ssize_t end) {
@@ -687,8 +690,8 @@ static PyObject *use(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
-    {"scan", scan, METH_O, "What a plain group holds, or None for another one; see rollq.buffer.wire.plain_groups."},
-    {"segments", segments, METH_VARARGS, "The segments of each sample of a plain frame, or None for another one."},
+    {"scan", scan, METH_O, "The content of a plain group; None for any other group. See rollq.buffer.wire.compiled."},
+    {"segments", segments, METH_VARARGS, "The segments of each sample in a plain frame; None for any other frame."},
     {"use", use, METH_VARARGS, "Set the types that samples are compared with. Only once."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,9 +1,9 @@
-"""Large named arrays beside Redis: a file in a folder that workers and trainer share, named by an `ArrayRef`.
+"""Large named arrays outside Redis: each is a file in a folder that workers and trainer share, named by an `ArrayRef`.
 
 Invariant: an array is loaded only if its bytes have the checksum that Redis holds. A file is named by its content and
 appears whole or not at all, so storing the same array again changes nothing. rollq never deletes these files; they
-belong to the folder's owner. Each store updates the file's time, so it is safe to delete files that are older than the
-oldest group that can still be trained or replayed.
+belong to the folder's owner. Storing an array again updates its file's time, so it is safe to delete files that are
+older than the oldest group that can still be trained or replayed.
 """
 
 import hashlib

@@ -62,11 +62,12 @@ if passes:
 
 
 class Scan(NamedTuple):
-    """A plain group's content, by sample or by segment. `tokens` counts each response's tokens, and `prompt_lengths`
-    holds the lengths of the different prompts. For each (epoch, version) that made tokens, `loss_tokens` has these two
-    numbers and each sample's token count. `segments`, `lengths` and `reasons` hold the inside of JSON lists.
-    `rollq.buffer.wire.frame_encoding` describes `empty_details`. `has_numbers` says whether a sample has reward parts
-    or extra values. `prompts`, `ids` and `logprobs` hold the arrays of all samples, one after another.
+    """A plain group's content, by sample or by segment. `tokens` counts each sample's response tokens, and
+    `prompt_lengths` holds the lengths of the different prompts. For each (epoch, version) that made tokens,
+    `loss_tokens` has these two numbers and each sample's token count. `segments`, `lengths` and `reasons` hold the
+    inside of JSON lists. `rollq.buffer.wire.frame_encoding` describes `empty_details`. `has_numbers` says whether a
+    sample has reward parts or extra values. `prompts`, `ids` and `logprobs` hold the arrays of all samples, one after
+    another.
     """
 
     rewards: list[float]
@@ -87,7 +88,8 @@ class Scan(NamedTuple):
 
 
 def scan(samples: Sequence[Sample]) -> Scan | None:
-    """Check a group's samples as `check_group` does, and read the data for the group's frame and numbers."""
+    """Check a group's samples as `check_group` does, and read the data for the group's frame and numbers; None unless
+    the group is plain."""
     scanned = passes.scan(samples) if passes else None
     return Scan._make(scanned) if scanned else None
 
@@ -95,5 +97,5 @@ def scan(samples: Sequence[Sample]) -> Scan | None:
 def segments_of(
     count: int, rows: Any, prompts: list[Int32Array], ids: Int32Array, logprobs: Float32Array
 ) -> tuple[tuple[Segment, ...], ...] | None:
-    """The segments of each of `count` samples, from a frame's arrays and layout rows."""
+    """The segments of each of `count` samples, from a frame's arrays and layout rows; None unless these are plain."""
     return passes.segments(count, rows, prompts, ids, logprobs) if passes else None

@@ -125,7 +125,7 @@ def _segments(
     segments: list[list[Segment]] = [[] for _ in range(count)]
     start = 0
     for (sample, prompt, tokens, masked, spans), named in zip(rows, arrays, strict=True):
-        if sample < 0 or prompt < 0:  # lists would take them
+        if sample < 0 or prompt < 0:  # lists would accept negative indices
             raise ValueError(f"a segment of prompt {prompt} in sample {sample}")
         end = start + tokens
         segments[sample].append(

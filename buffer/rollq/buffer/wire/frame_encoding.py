@@ -27,7 +27,7 @@ Tensor = tuple[str, str, list[int], int, list[Any]]
 
 
 def encode_samples(samples: Sequence[Sample]) -> bytes:
-    """Return the frame of well-formed samples (see `check_form`).
+    """Return the frame of samples that have passed `check_group`.
 
     `sampling` and `extra` are kept as JSON: tuples come back as lists, numpy scalars as numbers, NaN as None. Raises
     `InvalidGroup`, naming sample and field, for a value that a frame cannot hold: an array of a dtype that safetensors

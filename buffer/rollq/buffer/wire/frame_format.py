@@ -12,8 +12,8 @@ A frame is a prefix and a safetensors blob; `safetensors.numpy.load(frame[PREFIX
     layout         uint8    JSON: what training needs beside the arrays; lengths, version spans, rewards, references
     details        uint8    JSON: all else, by field; a value that all samples share is written once
 
-Larger items come first, so that every array of a frame is aligned and decodes as a view. Invariant: for any bytes,
-`decode_samples` returns samples or raises `CorruptFrame`. `Sample` objects are made on first use.
+Tensors with larger items come first, so that every array of a frame is aligned and decodes as a view. Invariant: for
+any bytes, `decode_samples` returns samples or raises `CorruptFrame`. `Sample` objects are made on first use.
 """
 
 import struct

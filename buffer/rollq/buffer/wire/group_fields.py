@@ -3,8 +3,9 @@
 A whole group has one field, `WHOLE`, with the frame of all its samples. A large frame is a separate key instead, so
 that it need not pass through a function (see `lua/common/samples.lua`).
 
-A group that waits to be continued has a field for each sample that was put later, by its index, and from `group_size`
-on, the salvaged parts (see `rollq.buffer.wire.parts`). These fields take precedence over the same sample in `WHOLE`.
+A group that waits to be continued has a field for each sample that was put alone, named by the sample's index. Fields
+from `group_size` on hold salvaged parts (see `rollq.buffer.wire.parts`). All these fields take precedence over the same
+sample in `WHOLE`.
 """
 
 import logging

@@ -1,9 +1,9 @@
 """Samples that are stored part by part while they are made.
 
 A part is a sample that holds only the tokens that earlier parts lack. Its first segment has no prompt if it continues
-the previous part's last segment; its other fields describe the whole sample so far. In Redis, a part is a frame behind
-12 bytes, little endian: the index of its sample, the number of response tokens before the part (0: it replaces all
-earlier parts), and how many of its response tokens are new.
+the previous part's last segment; the part's other fields describe the whole sample so far. In Redis, a part is a frame
+after 12 bytes, little endian: the index of its sample, the number of response tokens before the part (0: it replaces
+all earlier parts), and how many of its response tokens are new.
 """
 
 import struct
@@ -78,7 +78,7 @@ def rest_of(sample: Sample, tokens: int) -> Sample:
 
 
 def join_parts(parts: Sequence[Sample]) -> Sample:
-    """Join one or more parts to the sample that was made in them."""
+    """Join one or more parts into the sample that they make up."""
     runs: list[list[Segment]] = []
     for part in parts:
         for segment in part.segments:

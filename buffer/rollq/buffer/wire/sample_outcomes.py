@@ -20,9 +20,9 @@ ERROR_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class SampleOutcome:
-    """One sample that has started. `reward` is the judge's reward, None without one. `tokens` counts response tokens in
-    all segments. `is_valid` is true if the sample is finished and judged, and so may be trained. `error` is shortened,
-    "" without an error. `failure` is the value of its `FailureKind`, None unless the sample has failed."""
+    """One sample that has started. `reward` is the sample's reward, None without one. `tokens` counts response tokens
+    in all segments. `is_valid` is true if the sample is finished and judged, and so may be trained. `error` is
+    shortened, "" without an error. `failure` is the value of its `FailureKind`, None unless the sample has failed."""
 
     index: int
     reward: float | None
@@ -59,7 +59,7 @@ def encode_columns(
 
 def decode_outcomes(encoded: bytes | str, letters: str) -> tuple[SampleOutcome, ...]:
     """Decode the outcomes of samples that have started, by `letters`. If they are unreadable, logs this and returns
-    none."""
+    an empty tuple."""
     if not encoded:
         return ()
     try:

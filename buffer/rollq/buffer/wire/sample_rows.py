@@ -31,7 +31,7 @@ Weights = tuple[int, int]
 class SampleRows:
     """A group's rows. Each field has an entry per sample.
 
-    `rewards` holds the judge's rewards, None for a sample that is not trained because it failed. `lengths` counts
+    `rewards` holds the samples' rewards, None for a sample that is not trained because it failed. `lengths` counts
     prompt and response tokens, for each segment that has any. `loss_tokens` counts the tokens that the loss may count,
     by the weights (epoch, version) that made them; inserted tokens are under (`NO_EPOCH`, `NO_VERSION`). A `labelled`
     sample brings its own labels, and its tokens count at any age. `rollq.buffer.values.sample_numbers` describes
@@ -46,7 +46,7 @@ class SampleRows:
 
     @classmethod
     def of(cls, samples: Samples, numbers: Numbers = MappingProxyType({})) -> Self:
-        """The rows of well-formed samples (see `check_form`)."""
+        """The rows of samples that have passed `check_group`."""
         outcomes = zip(samples.statuses, samples.rewards, strict=True)
         rewards = [reward if status is SampleStatus.COMPLETED else None for status, reward in outcomes]
         trained = [
@@ -89,7 +89,7 @@ class SampleRows:
         return rows
 
     def _check(self) -> None:
-        """Raise `ValueError` unless all columns are whole."""
+        """Raise `ValueError` unless every column has an entry per sample, and all counts are whole numbers."""
         weights = [one for one in self.loss_tokens if one != (NO_EPOCH, NO_VERSION)]
         counts = [*chain(*self.lengths), *chain(*weights), *chain(*self.loss_tokens.values())]
         if counts and (set(map(type, counts)) != {int} or min(counts) < 0):

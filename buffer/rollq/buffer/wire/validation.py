@@ -181,7 +181,7 @@ def _ids_are_good(segments: Sequence[Segment], vocab_size: int | None) -> bool:
 
 def _logprobs_are_good(segments: Sequence[Segment]) -> bool:
     blocks = in_blocks([segment.logprobs for segment in segments])
-    # NaN comes through both reductions, and fails both comparisons
+    # NaN passes through both reductions, and fails both comparisons
     return all(not len(block) or (block.min() > -math.inf and block.max() <= LOGPROB_TOLERANCE) for block in blocks)
 
 
