@@ -120,7 +120,7 @@ def _pause(name: str, error: Exception, trouble: Trouble, tries: int, waited_s: 
 
 
 def connect(url: str, password: str | None = None, name: str | None = None) -> redis.Redis:
-    """Return a client of the server at `url`, checked to serve rollq. Payloads stay bytes. `name` names the client's
+    """Return a client of the server at `url`, checked to serve rollq. Replies stay bytes. `name` names the client's
     connections in the server's list. Waits for a server that is still loading its data, but only a moment for a server
     that does not answer. Raises ConfigError (the URL), ServerUnavailable, ServerRefused (password, rights, version,
     eviction policy).

@@ -126,7 +126,7 @@ class EmbeddedCluster:
                 node.directives["cluster-port"] = str(free_port(node.bind))
 
     def is_ready(self) -> bool:
-        """Whether all nodes see each other, serve all slots, and have a primary's data."""
+        """Whether all nodes see each other and serve all slots, and all replicas have their primary's data."""
         try:
             with ExitStack() as stack:
                 clients = [stack.enter_context(node.client()) for node in self.nodes]

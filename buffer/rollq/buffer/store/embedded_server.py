@@ -196,7 +196,7 @@ class EmbeddedServer:
             guard.wait()
 
     def kill(self) -> None:
-        """Kill the server as a power cut would, to test what survives; `start` brings it back."""
+        """Kill the server without a clean shutdown, to test what survives; `start` brings it back."""
         if self.running and self.pid is not None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait()
@@ -229,7 +229,7 @@ class EmbeddedServer:
                     stdout=subprocess.PIPE,
                     stderr=server_log,
                     pass_fds=(lock.fileno(),),
-                    process_group=0,  # out of reach of the terminal's Ctrl-C; a session would be scheduled apart
+                    process_group=0,  # out of reach of Ctrl-C; Linux would schedule a new session as a separate group
                 )
         finally:
             lock.close()
@@ -306,9 +306,9 @@ def _rewrite_bytes(directory: Path) -> int:
 
 
 def memory_limit(directory: Path, servers: int = 1) -> dict[str, str]:
-    """`maxmemory` for each of `servers` that share a machine or container, and `directory`. Together they get half the
-    memory, or a quarter of the disk if that is less: a server's files may take three times its memory. The disk counts
-    as free space plus the folder's files. Each server gets at least `LEAST_MEMORY`."""
+    """`maxmemory` for each of `servers` servers that share `directory`, and a machine or container. Together they get
+    half the memory, or a quarter of the disk if that is less: a server's files may take three times its memory. The
+    disk counts as free space plus the folder's files. Each server gets at least `LEAST_MEMORY`."""
     folder = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
     disk = shutil.disk_usage(folder).free + _bytes_in(directory)
     return {"maxmemory": str(max(LEAST_MEMORY, min(usable_memory() // 2, disk // 4) // servers))}

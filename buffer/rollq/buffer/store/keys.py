@@ -75,7 +75,7 @@ from rollq.buffer.values.rollouts import Status
 SCHEMA_VERSION = 10
 """Version of what a run stores: keys, fields, frames and messages. Releases with the same version may work in one run.
 Increase it if the last release's roles could not work with data that this release stores, or the reverse. All releases
-with one schema change a clock's `revision` when they write the clock: servers keep the clocks that they read.
+with one schema change a clock's `revision` when they write the clock: servers cache the clocks that they read.
 """
 
 

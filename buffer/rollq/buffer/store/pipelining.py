@@ -1,6 +1,7 @@
-"""Sends many commands in one round trip. Commands are sent while later commands are made, and replies are read while
-later replies arrive, so client and server work at the same time. A pipeline that sends everything before it reads would
-leave one of them idle. Functions with large arguments and reads of large values use this module.
+"""Sends many commands in one round trip. Commands are sent while later commands are made, and replies are decoded while
+later replies arrive, so client and server work at the same time. With the driver's pipeline, which makes all commands
+before it sends the first and reads all replies before it returns one, either the client or the server would be idle.
+Functions with large arguments and reads of large values use this module.
 """
 
 import logging
@@ -63,7 +64,7 @@ def pipeline(
             talk = partial(_exchange, connections, commands, read)
             replies: list[T] = RETRY.call_with_retry(talk, lambda _: connections.disconnect())
         except BaseException:
-            connections.disconnect()  # replies may be on their way that nobody waits for
+            connections.disconnect()  # replies that nobody waits for may be on their way
             raise
         finally:
             connections.release()
@@ -124,8 +125,8 @@ class _Connections:
         """Send the gathered commands, and ask for replicas where something may have been written."""
         for connection in self._by_server.values():
             if connection.written and self._servers.replicas:
-                # WAIT counts writes of this connection alone, and a function that is repeated may write nothing. A
-                # function writes even if memory is full
+                # WAIT counts only writes of this connection, and a repeated function may write nothing. `mark` always
+                # writes, even if memory is full
                 if connection.mark:
                     connection.send(("FCALL", function_name("mark"), 1, connection.mark))
                 timeout_ms = 1 if self._servers.was_alone(connection.client) else REPLICA_TIMEOUT_MS
@@ -162,7 +163,7 @@ class _Connections:
 def _exchange(
     connections: _Connections, commands: Callable[[], Iterable[Command | Transaction]], read: Callable[[int, Any], T]
 ) -> list[T]:
-    sent: list[tuple[_Connection, int]] = []  # of each command, its connection and the replies that come before its own
+    sent: list[tuple[_Connection, int]] = []  # for each command: its connection, and the replies before its own
     for command in commands():
         parts = command.commands if isinstance(command, Transaction) else [command]
         connection = connections.of(key_of(parts[0]))
@@ -210,7 +211,8 @@ def _pack(connection: Any, command: Command) -> Iterable[bytes]:
 
 
 def _reply(connection: Any, queued: int) -> Any:
-    """The reply to a command; a transaction replies after the server has queued its `queued` commands."""
+    """The reply to a command. The reply to a transaction follows `queued` replies, from MULTI and its queued
+    commands."""
     replies = [_read(connection) for _ in range(queued + 1)]
     refused = [reply for reply in replies if isinstance(reply, Exception)]
     if refused or not queued:

@@ -105,6 +105,6 @@ def channel_of(channels: str, kind: EventKind) -> str:
 
 
 def _drain(pubsub: PubSub) -> None:
-    """Discard further messages that have arrived: one look at the buffer answers them all."""
+    """Discard further messages that have arrived: the caller checks the buffer once for all of them."""
     while pubsub.get_message(timeout=0) is not None:
         pass

@@ -74,7 +74,7 @@ REFUSED_INSIDE = re.compile("ACL failure in script|The user executing the script
 GONE_ALREADY = re.compile("(Script a|A)ttempted to access a non local key")
 """How Redis and Valkey report a key that a function needs while its slot is moved key by key."""
 TRANSACTION_NOTE = "Transaction discarded because of: "
-"""The server's note before an error that stopped a transaction as it was to run."""
+"""The server's note before the error that made it discard a transaction."""
 PIPELINE_NOTE = re.compile(r"Command # \d+ \(.*?\) of pipeline caused error: ", re.DOTALL)
 
 

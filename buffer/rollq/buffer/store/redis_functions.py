@@ -82,7 +82,7 @@ def _load_where_missing(client: redis.Redis) -> None:
         if client.function_list(library=library_name()):  # a full server refuses to load even what it has
             return
     except driver.NoPermissionError:
-        return  # a user that may not look relies on an administrator having loaded it
+        return  # a user that may not list libraries relies on an administrator having loaded this one
     try:
         client.function_load(library_source())
     except driver.ResponseError as error:
@@ -111,8 +111,8 @@ def call(servers: Servers, patience: Patience, load: Load, name: str, key: str, 
 class Beside(NamedTuple):
     """A function call, and payloads by key that the same transaction sets unless they exist already.
 
-    So large values do not pass through the function. It keeps payloads that a group names, and removes the others. If
-    the function is missing and the caller dies, the payloads expire.
+    So large values do not pass through the function. The function keeps payloads that a group names, and removes the
+    others. If it is missing and the caller dies, the payloads expire.
     """
 
     call: Command

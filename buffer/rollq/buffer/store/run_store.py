@@ -48,7 +48,7 @@ class RunStore:
         keys = RunKeys(run)
         servers = connect_servers(url, password, connection_name(library_name()))
         try:
-            redis_functions.load_library(servers, key=keys.info)  # others get it when they are first called
+            redis_functions.load_library(servers, key=keys.info)  # other servers get them on the first call
         except BaseException:
             servers.close()
             raise
@@ -112,7 +112,7 @@ class RunStore:
             raise StoreLost(f"run {self.run!r} is no longer in this store: it was deleted, or created again")
 
     def _checked_incarnation(self, found: bytes) -> str:
-        """The server's incarnation, for file names. Raises `RunMismatch` if `found` is not an incarnation."""
+        """The run's incarnation, which is safe in file names. Raises `RunMismatch` if `found` is not an incarnation."""
         if not INCARNATION.fullmatch(found):
             raise RunMismatch(f"run {self.run!r} has the incarnation {found!r:.80}, which rollq did not write")
         return found.decode()

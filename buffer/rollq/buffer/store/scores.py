@@ -9,4 +9,4 @@ from typing import Final
 ARRIVALS: Final = 2**32
 """More arrivals than a task ever has."""
 NO_TOKENS: Final = 2**20 - 1
-"""The oldest version of a group without tokens: it is never stale."""
+"""The oldest version of a group without tokens from the run's weights: such a group is never stale."""

@@ -1,9 +1,9 @@
 """The small process between an embedded server and the process that started it. This guard runs as a program, imports
 only the standard library, and is the server's parent. It reads the server's configuration from standard input, so that
 a password never appears in `ps` or in a file, and writes the server's pid to standard output. From then on, the server
-lives as long as that input stays open. When the starting process closes the input or dies, however abruptly, the guard
-shuts the server down cleanly, and kills it if it does not exit within the grace period. If the guard is killed, Linux
-passes the signal on.
+lives as long as standard input stays open. When the starting process closes the input or dies, however abruptly, the
+guard shuts the server down cleanly, and kills it if it does not exit within the grace period. If the guard is killed,
+Linux sends the server SIGTERM.
 
 usage: server_guard GRACE_S CONFIG_BYTES LOCK_FD BINARY
 """
@@ -59,7 +59,7 @@ def read_config(size: int) -> bytes:
 
 
 def hand_over(server: "subprocess.Popen[bytes]", config: bytes) -> None:
-    """Give the server its configuration."""
+    """Send the server its configuration."""
     if server.stdin is not None:
         with contextlib.suppress(BrokenPipeError), server.stdin:
             server.stdin.write(config)

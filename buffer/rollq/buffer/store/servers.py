@@ -37,7 +37,7 @@ ASK_AGAIN_S = 1.0
 ALONE_S = 10.0
 """For this many seconds, calls do not wait for replicas of a primary that was alone."""
 ASK_TIMEOUT_S = 2.0
-"""A node that takes longer than this to say which node has which slot is skipped, in seconds."""
+"""A node that does not answer within this many seconds is skipped when nodes are asked about the cluster."""
 
 T = TypeVar("T")
 
@@ -62,8 +62,8 @@ class Servers(Protocol):
         """Return `do()`, repeated while a server is unavailable; see `connection.patiently`."""
 
     def is_alone(self, client: redis.Redis, key: str, *, has_replicas: bool) -> bool:
-        """Whether no replica follows the server of `client`, and other nodes say that it has `key` and that no replica
-        may take its place, which a server that was cut off may not know. Raises the driver's last error if no node
+        """Whether no replica follows the server of `client`, and another node says that this server has `key` and that
+        no replica may take its place: a server that was cut off may not know. Raises the driver's last error if no node
         answers."""
 
     def was_alone(self, client: redis.Redis) -> bool:

@@ -4,7 +4,8 @@ Pure: makes the lines of an ACL file.
 A function runs with its caller's rights, so a user needs its role's functions and also the commands inside them. These
 commands are limited to the keys that the role needs, which `RIGHTS` lists. The line `Caller:` at the head of a
 function's file says which role calls it. No role gets scripts, `KEYS`, `CONFIG` or anything else that reaches beyond
-its run's keys, except that the operator loads functions.
+its run's keys, with two exceptions: the operator loads and deletes functions, lists clients and reloads the ACL file,
+and the producer lists the names of all keys.
 """
 
 import hashlib
@@ -33,7 +34,7 @@ class ServerUser(StrEnum):
     """Users that manage the server. No role logs in as such a user."""
 
     ADMIN = "admin"  # the only one that may change the server
-    REPLICA = "replica"  # with this one, a replica logs in to its primary
+    REPLICA = "replica"  # a replica logs in to its primary as this user
 
 
 User = Role | ServerUser
@@ -189,8 +190,8 @@ def functions_of(role: Role) -> frozenset[str]:
 
 
 def callers(name: str, source: str) -> set[Role]:
-    """The roles that call the function `name`, according to its source's head. Monitors may call all read-only
-    functions."""
+    """The roles that call the function `name`, according to its source's head. If a function only reads, "every role"
+    includes the monitor, the operator and the archiver."""
     matched = re.search(r"^-- Caller: [^;]*; (.*(?:\n--   .*)*)", source, re.MULTILINE)
     words = matched[1] if matched else ""
     roles = {role for pattern, roles in CALLERS.items() if re.search(rf"\b({pattern})\b", words) for role in roles}
