@@ -53,8 +53,8 @@ class Claiming(Sweeping):
         """Return the batch of `step` with `sizes[task]` groups of each task, or its shortfall. Does not wait.
 
         The first outcome is stored: until the batch is released, later calls return the same batch, on any rank and
-        after any crash. The step is claimed for all tasks or for none; with `short_ok`, a short task gives the groups
-        that it has.
+        after any crash. The step is claimed for all tasks or for none; with `short_ok`, a short task contributes the
+        groups that it has.
 
         With `so_far`, a short batch starts with groups that the full batch will have: see `Claimed.lack`. Later calls
         return these groups too, with or without `so_far`. `known` is the last such call's result; its groups are not
@@ -78,7 +78,7 @@ class Claiming(Sweeping):
             asked = asked._replace(known=None)  # not the known batch
 
     def divide(self, held: TrainerEpoch, claimed: Claimed) -> bool:
-        """Make a batch's groups that are in no part yet its next part, for every rank and trainer.
+        """Make the batch's next part from its groups that are in no part yet, for every rank and trainer.
 
         The first caller decides: the next claim returns the part, which another rank may have made smaller or larger.
         Returns False if the batch has been released. Raises `FencedError`.
@@ -146,7 +146,7 @@ class Claiming(Sweeping):
         return decode_claimed(step, replies, plan, None) if plan.delivered and is_whole else None
 
     def _claim_so_far(self, held: TrainerEpoch, step: int, plan: Plan, asked: Asked) -> Claimed | Shortfall | None:
-        """Claim the ready part of a step with several tasks. Returns none of it before it is divided into parts."""
+        """Claim the groups of a step with several tasks that are ready so far, in parts or not."""
         calls = [self._claim_call(held, step, task, plan, asked) for task in plan.sizes]
         replies = {
             task: self._swept(held, step, task, plan, reply, asked)
@@ -185,7 +185,7 @@ class Claiming(Sweeping):
         Raises `FencedError`.
         """
         plan = self._planned(held, step, sizes, self._settle(held, step, sizes, "look", 0))
-        wanted = {task: sizes.get(task, groups) for task, groups in plan.sizes.items()}  # a new task joins the next one
+        wanted = {task: sizes.get(task, groups) for task, groups in plan.sizes.items()}  # new tasks join later
         if plan.delivered or wanted == plan.sizes or len(self._without_manifest(plan.sizes, step)) < len(plan.sizes):
             return False
         if len(plan.sizes) == 1:  # it is claimed with the sizes of the call

@@ -158,7 +158,7 @@ class BufferCore(RunStore):
         """Remove the clock of a task that has no groups and whose run is gone. A starting role creates such a clock if
         its run is deleted while the role sleeps."""
         leftover = self.send("HGET", task_keys(self.run, task).clock, "incarnation")
-        live = self.send_all([("HMGET", self.keys.info, "incarnation", "restored_as")])[0]  # after `found` was read
+        live = self.send_all([("HMGET", self.keys.info, "incarnation", "restored_as")])[0]  # after `leftover` was read
         if leftover and leftover not in live and self.incarnation.encode() in live:
             self.call("discard_task", task_keys(self.run, task).clock, leftover)
 

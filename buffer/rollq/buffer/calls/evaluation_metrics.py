@@ -35,9 +35,10 @@ def evaluation_metrics(
     `tokens` is the mean number of response tokens per completed sample. `parts/<name>` are the means of reward parts
     and other numbers over the samples that have them. Without a finished prompt, there are only the counts.
 
-    `detailed` adds the prompts' reward_min, reward_max and reward_std (population); `pass@k`, `best@k` and `worst@k`
-    for each k of `rollq.buffer.rewards.at_k.sizes`: means over the prompts with at least k judged samples, where a
-    sample passes with `pass_reward`; and `source/<data source>/...`: the same for each data source's prompts, if there
+    `detailed` adds the prompts' reward_min, reward_max and reward_std (population); if a prompt has several judged
+    samples, `pass@k` for each k of `rollq.buffer.rewards.at_k.sizes`, and `best@k` and `worst@k` for each k above 1:
+    means over the prompts with at least k judged samples, where a sample passes with `pass_reward`; and
+    `source/<data source>/...`: the same for each data source's prompts, if there
     are several sources. `function` adds the metrics that it returns for all prompts. Raises `ConfigError` if it returns
     anything but numbers by name.
     """

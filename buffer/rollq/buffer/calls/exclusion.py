@@ -29,7 +29,7 @@ class Excluding(Registry, Steering, Inspection):
     def exclude_rows(self, task: str, rows: Sequence[int], *, undo: bool = False) -> list[int]:
         """Exclude rows (from 0) from the prompts, or include them again with `undo`; returns the rows that change. An
         excluded row counts as done in every pass. Its existing groups stay; see `drop_waiting`. Raises `ConfigError`
-        for a task without prompts, for missing rows, and for too many rows.
+        for an evaluation, for a task without prompts, for missing rows, and for too many rows.
         """
         at_first: list[int] | None = None  # a repeat after a lost reply finds nothing left to change
         while True:
@@ -65,7 +65,8 @@ class Excluding(Registry, Steering, Inspection):
         return dropped
 
     def _recorded_prompts(self, task: str) -> tuple[str, int]:
-        """The digest and number of rows of a task's prompts. Raises `ConfigError` for a task without prompts."""
+        """The digest and number of rows of a task's prompts. Raises `ConfigError` for an evaluation, and for a
+        task without prompts."""
         if self.rules(task).kind == "eval":
             raise ConfigError(f"task {task!r}: an evaluation uses all of its rows; take them out of its file")
         digest, rows = self.send("HMGET", task_keys(self.run, task).prompt_file, "digest", "rows")

@@ -30,7 +30,7 @@ class Fetching(BufferCore):
         return [self._decode_stored(group) if group.stored else next(in_order) for group in groups]
 
     def sizes_bytes(self, groups: Sequence[ClaimedGroup]) -> list[int]:
-        """For each group, which must have rows, the size of its samples' frame; 0 if that is gone."""
+        """For each group, the size of its samples' frame in bytes; 0 if the frame is gone."""
         here, away = _by_place(groups)
         by_index = dict(zip(away, self.payloads.sizes_bytes(list(away.values())), strict=True))
         by_index |= zip(here, self.send_all([self._measure(groups[index]) for index in here]), strict=True)

@@ -173,7 +173,7 @@ class Leasing(BufferCore):
         return [outcomes[index] for index in range(len(parts))]
 
     def put(self, results: Sequence[GroupResult]) -> list[PutOutcome]:
-        """File results, in order. Generated tokens enter the buffer only here.
+        """File results, in order. No other call files the result of a lease.
 
         A result that cannot be trained on (see `check_group`) is filed as failed, with the reason. Large samples take
         time to write: the caller renews the leases until the call returns, as workers do in another thread. Harmless to

@@ -66,7 +66,7 @@ class Lending(Leasing):
     def kept(self, lease: Lease, indices: Collection[int], after: int = 0) -> dict[int, Sample]:
         """Return a leased group's samples as they are in the buffer now, by index.
 
-        Skips the first `after` parts; later parts have all these samples.
+        Skips the group's first `after` parts; the later parts must hold all tokens of these samples.
         """
         keys, group_id, size = task_keys(self.run, lease.task), lease.group_id, len(lease.samples)
         group = keys.group(group_id)

@@ -292,8 +292,8 @@ def _is_completed(sample: Sample) -> bool:
 
 
 def _reward_args(samples: Sequence[Sample], tokens: Sequence[int], rules: TaskRules) -> dict[str, float]:
-    """The mean reward, the number of completed samples with a reward, how many samples the judge passed, and the
-    number of response tokens."""
+    """The mean reward, the number of completed samples with a reward, how many of them the judge passed, and
+    their number of response tokens."""
     completed = [(sample, n) for sample, n in zip(samples, tokens, strict=True) if _is_completed(sample)]
     rewarded = [(sample, n) for sample, n in completed if sample.reward is not None]
     return {

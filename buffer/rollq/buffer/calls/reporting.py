@@ -27,7 +27,7 @@ class Reporting(BufferCore):
             return cast(bytes | None, self.servers.of(key).set(key, note, ex=KEPT_S, nx=if_absent, get=True))
 
         replaced = self.servers.patiently(replace, self.patience)
-        return _state_in(found if replaced == note else replaced)  # our own: a repeated call whose first reply was lost
+        return _state_in(found if replaced == note else replaced)  # its own: the first reply was lost
 
 
 def _state_in(note: bytes | None) -> str | None:

@@ -232,6 +232,6 @@ def _delete_queue(queue: Queue) -> None:
         jobs = jobs_of_kind.get_job_ids(cleanup=False)
         queue.connection.unlink(jobs_of_kind.key, *(queue.job_class.key_for(job) for job in jobs))
     taken = queue.intermediate_queue.get_job_ids()  # jobs of workers that died before starting them
-    seen = queue.connection.scan_iter(f"{queue.key}:*", KEYS_PER_TRIP)  # when RQ has found each of them there
+    seen = queue.connection.scan_iter(f"{queue.key}:*", KEYS_PER_TRIP)  # when RQ first found each such job
     queue.connection.unlink(queue.intermediate_queue_key, *map(queue.job_class.key_for, taken), *seen)
     queue.delete(delete_jobs=True)

@@ -44,7 +44,7 @@ class Registry(Inspection):
             "register_task", task, self.keys.events, *self._live_epoch(), *encode_record({}, rules), *encoded
         )
         self.call("add_task", self.keys.info, self.incarnation, task)
-        if epoch < self._live_epoch().epoch:  # a trainer that did not find the task in the list began it
+        if epoch < self._live_epoch().epoch:  # a trainer that did not find the task in the list began the epoch
             self._carry_epoch(task)
         self._follow_file(task, rules)
 

@@ -82,7 +82,7 @@ class Training(Fetching, Claiming):
         """Carry the epoch into the tasks and treat the batches after its first step according to `mode`; returns the
         epoch with the last replayed step."""
         batches = {task: self._carry_epoch(task) for task in tasks}
-        # before the manifests are dropped, or a successor would miss these plans; the last epoch claimed no batch
+        # before the manifests are dropped, or a successor would miss these plans; the last plan may have no batch
         last_claimed = max((steps.stop - 1 for steps in batches.values()), default=held.from_step)
         replayed_through = last_claimed if mode == b"replay" else held.from_step
         self._forget_plans(held, replayed_through + 1, last_claimed + 1, spared=held.epoch)
@@ -312,7 +312,7 @@ class Training(Fetching, Claiming):
         """
         taking_part = self._taking_part(step)
         for task in sorted(self.tasks(), key=lambda task: task not in taking_part):
-            if task not in taking_part:  # a task that joined later knows only published steps
+            if task not in taking_part:  # a task that joined later has recorded only published steps
                 self.call_task("commit", task, held.epoch, held.nonce, step, 0, 1, "")
             before = self.clock(task).first_manifest
             while self.call_task("checkpoint", task, held.epoch, held.nonce, step, CHECKPOINT_IDS_PER_CALL):

@@ -123,7 +123,7 @@ class ImageProcessor:
         except (OSError, ValueError, ImportError, AttributeError, TypeError) as error:
             raise ConfigError(f"the image processor in {str(folder)!r} cannot be used: {error}") from error
         self.name = type(images).__name__
-        """The image processor's class; without torchvision, a different class gives slightly different pixels."""
+        """The image processor's class; without torchvision, a different class computes slightly different pixels."""
         self.reserved = frozenset({self._placeholder_id, self.image_token_id})
         """Tokens that represent an image."""
         self._options = frozenset(images.valid_kwargs.__annotations__) - {"device", "return_tensors"}

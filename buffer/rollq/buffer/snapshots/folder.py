@@ -215,7 +215,8 @@ def read_index(directory: Path) -> tuple[Snapshot, str]:
 
 
 def check(directory: Path, snapshot: Snapshot) -> None:
-    """Read every file once. Raises `SnapshotError` naming the first missing or changed file."""
+    """Compare the files with the index: their SHA-256, and their groups by status. Raises `SnapshotError`, naming the
+    first file that is missing, changed or different."""
     for file in snapshot.files:
         path = directory / file.name
         try:

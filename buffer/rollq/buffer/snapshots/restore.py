@@ -50,7 +50,7 @@ class Restoring(BufferCore):
 
         The saved run may have had a different name. `rules` are the tasks' rules from now on; tasks that are not in the
         snapshot start from scratch. Raises `SnapshotError` naming the damaged file, and `RunMismatch` if the run exists
-        or naming a rule that differs. In all these cases, nothing has been written.
+        or naming a fixed rule that differs. In all these cases, nothing has been written.
         """
         snapshot, digest = read_index(directory)
         if snapshot.functions != SCHEMA_VERSION:
@@ -131,7 +131,7 @@ class Restoring(BufferCore):
             "payloads": self.payloads.place,
             "ancestors": orjson.dumps(snapshot.ancestors).decode(),
         }  # fmt: skip
-        # the first trainer may resume at this step: a task that joins before then must know no later step
+        # the first trainer may resume at this step: a task that joins before then must not start at a later step
         first_step = snapshot.resume_steps[0]
         trainer = {"epoch": str(snapshot.epoch), "nonce": "", "from_step": str(first_step), "undone": snapshot.undone}
         parts: list[tuple[str, Part]] = [("run", run), ("trainer", trainer), ("versions", snapshot.versions)]

@@ -128,7 +128,7 @@ class Saving(ReadingStored):
             return writer.finish(**run, tasks=saved)
 
     def _hold(self, tasks: Iterable[str], save_id: str, hold_ms: int) -> bool:
-        """Whether everything has been held since the last call."""
+        """Hold everything for `hold_ms`; returns whether everything has been held since the last call."""
         hold = (self.incarnation, save_id, hold_ms)
         return all(self.call_all([("hold_for_saving", task_keys(self.run, task).clock, *hold) for task in tasks]))
 

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """A destination for spans. Its calls return at once."""
+    """A destination for spans. `samples` and `emit` return at once."""
 
     def samples(self, trace_id: int) -> bool:
         """Whether a trace's spans are wanted."""
@@ -64,7 +64,7 @@ def start_tracer(role: str, run: str, incarnation: Callable[[], str]) -> Tracer 
         return None
     try:
         sink = Exporting(role, run)
-    except Exception as error:  # noqa: BLE001 - the SDK has many, for wrong values
+    except Exception as error:  # noqa: BLE001 - the SDK raises many types for wrong values
         given = ", ".join(sorted(name for name in os.environ if name.startswith("OTEL_")))
         log.warning(
             "no traces are sent: OpenTelemetry does not take one of %s: %s", given, redacted(str(error), os.environ)

@@ -10,13 +10,13 @@ PROTOCOL = "http/protobuf"
 
 
 def endpoint_of(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The variable that names a collector, and its value; empty texts if no traces are wanted."""
+    """The variable that names a collector, and its value; empty strings if no traces are wanted."""
     is_off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none"
     return ("", "") if is_off else _first(environ, ENDPOINTS)
 
 
 def other_protocol(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The variable that asks for a protocol that rollq lacks, and its value; empty texts if there is none."""
+    """The variable that asks for a protocol that rollq lacks, and its value; empty strings if there is none."""
     name, protocol = _first(environ, PROTOCOLS)
     return ("", "") if protocol in ("", PROTOCOL) else (name, protocol)
 

@@ -1,10 +1,10 @@
-"""The log in Redis through which the members of a weight broadcast, from the trainer straight into engines, agree. No
-torch.
+"""The log in Redis with which the members of a weight broadcast agree. A broadcast sends weights from the trainer
+straight into engines. No torch.
 
-A broadcast is one publication's log (a stream). The trainer and the workers append to it and read it from the start. It
-has attempts, one after another: workers report that they are ready, the trainer names the members once, they meet, and
-the attempt is over. A worker that comes while no attempt is open says so, and the trainer opens another attempt when it
-can.
+Each publication has one log (a stream). The trainer and the workers append to it and read it from the start. A
+broadcast has attempts, one after another: workers report that they are ready, the trainer names the members once, they
+meet, and the attempt is over. A worker that comes while no attempt is open says so, and the trainer opens another
+attempt when it can.
 
 Invariant: the order of the log decides, and only the trainer names members. So the trainer and the workers agree on the
 members, even if one of them dies, is slow, or writes an entry twice.

@@ -94,7 +94,7 @@ def apply_delta(weights: Sequence[Path], delta: Path, base: str, result: str) ->
     """Turn the safetensors files `weights` of version `base` into version `result`, in place; both are digests.
 
     The files must be in the same order as for `encode_delta`. Raises `WeightsError` if the delta is damaged or between
-    other versions, or if the weights are not its base; the files then belong to no version.
+    other versions, or if the weights are not its base; the files may then belong to no version.
     """
     changes = np.memmap(delta, np.uint8, "r") if delta.stat().st_size else np.zeros(0, np.uint8)
     index, parts_end = _read_index(changes)

@@ -27,7 +27,7 @@ from rollq.buffer.weights.store import read_chain, read_chunks, read_manifest
 log = logging.getLogger(__name__)
 
 KEPT_DOWNLOADS = 4
-"""The number of folders that a worker keeps: engines may need an adapter again while requests still use it."""
+"""The number of adapter folders that a worker keeps: engines may need one again while requests still use it."""
 KEPT_MODELS = 2
 """The number of model folders, which may be large, that a worker keeps: the last two versions."""
 _COPY_BYTES = 8 << 20

@@ -36,8 +36,8 @@ class BitSums(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
     """Prompts int32 [T], logprobs float32 [T - 1] in nats for all tokens of each prompt except the first, and torch's
-    name for the dtype of the forward pass that gave them (`bfloat16`). `sums` holds the parameters' bit sums, by their
-    names in memory."""
+    name for the dtype of the forward pass that computed them (`bfloat16`). `sums` holds the parameters' bit sums, by
+    their names in memory."""
 
     dtype: str
     prompts: Sequence[Int32Array]
