@@ -179,7 +179,7 @@ def file_name(portion: Portion) -> str:
 
 
 def encode_file(run: str, incarnation: str, portion: Portion, groups: Iterable[StoredGroup]) -> bytes:
-    """Encode groups as a Parquet file. The same groups give the same bytes."""
+    """Encode groups as a Parquet file. The same groups always result in the same bytes."""
     sink = BytesIO()
     write_rows(sink, run, incarnation, (row for group in groups for row in rows_of(run, group, portion.step)))
     return sink.getvalue()

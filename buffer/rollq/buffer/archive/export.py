@@ -62,7 +62,7 @@ def _write_parquet(file: BinaryIO, rows: Iterable[Row]) -> None:
 
 
 def _write_lines(file: BinaryIO, rows: Iterable[Row]) -> None:
-    """Write a JSON object per row. Times are texts, and array bytes are in base64."""
+    """Write a JSON object per row. Times are strings, and array bytes are in base64."""
     for table in tables_of(rows):
         for row in table.to_pylist():
             file.write(orjson.dumps(row, default=_encode_bytes, option=orjson.OPT_APPEND_NEWLINE))

@@ -214,7 +214,7 @@ def _may_have(name: _Name, selection: Selection) -> bool:
 
 
 def _wanted(listed: Sequence[_Listed], selection: Selection, first: int = 0) -> list[tuple[int, FoundGroup]]:
-    """A file's groups that are in a selection, ignoring texts, with their positions counted from `first`."""
+    """A file's groups from position `first` on that are in a selection, ignoring texts, with their positions."""
     groups = enumerate(one.group for one in listed)
     return [(index, group) for index, group in groups if index >= first and _is_wanted(group, selection)]
 

@@ -42,7 +42,7 @@ _DECODED = ("reward_parts", "sampling", "tools", "tool_choice", "extra")
 @dataclass(frozen=True, slots=True)
 class TrainedGroup:
     """A group of a batch: its position among its task's `batch_groups`, the step's number of groups from all tasks, the
-    epoch of the trainer that trained the group, and the version counts of the batch's claim."""
+    epoch of the trainer that trained the group, and how the batch's claim counted the age of tokens."""
 
     group: Group
     position: int

@@ -126,7 +126,7 @@ def schema() -> "pyarrow.Schema":
 
 
 def write_rows(sink: BinaryIO, run: str, incarnation: str, rows: Iterable[dict[str, Any]]) -> None:
-    """Write a Parquet file of rows. The same rows give the same bytes."""
+    """Write a Parquet file of rows. The same rows always result in the same bytes."""
     columns = schema().with_metadata({VERSION_KEY: str(VERSION), RUN_KEY: run, INCARNATION_KEY: incarnation})
     with parquet().ParquetWriter(sink, columns, compression="zstd") as writer:
         for table in tables_of(rows):

@@ -57,7 +57,7 @@ class BackgroundSync:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():  # the garbage collector's
+        if self._thread.is_alive() and self._thread is not threading.current_thread():  # if a finalizer ran in it
             self._thread.join()
 
     def _run(self) -> None:

@@ -1,6 +1,6 @@
 """Objects in a folder, as plain files, or in a bucket. `ObjectPayloads` keeps payloads in these.
 
-Both raise `FileNotFoundError` for a missing object, and the errors that `explain` knows.
+Both raise `FileNotFoundError` for a missing object, and errors that `explain` interprets.
 """
 
 import os

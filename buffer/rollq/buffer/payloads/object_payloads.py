@@ -26,8 +26,8 @@ PROBE = b"rollq doctor"
 
 
 class ObjectPayloads:
-    """A `PayloadStore` that is as durable as the file system or the object store. `folder()`, called on first use,
-    returns the folder for the run's objects. `check_run()` raises `StoreLost` if the run was deleted.
+    """A `PayloadStore` that is as durable as the file system or the object store. `folder()` returns the folder for the
+    run's objects, and is not called before the first use. `check_run()` raises `StoreLost` if the run was deleted.
     """
 
     def __init__(

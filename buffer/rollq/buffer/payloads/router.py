@@ -105,12 +105,12 @@ class Payloads:
             self.outside.close()
 
     def folder(self, incarnation: str) -> str:
-        """A run incarnation's folder in `objects`."""
+        """The folder of a run's incarnation in a folder or bucket of payloads."""
         return f"{self._run.run}/{incarnation}"
 
     @property
     def pieces_from(self) -> int | None:
-        """The minimum size of frames that may be written in pieces; None without such a store."""
+        """The minimum size of frames that may be written in pieces; None without a folder or bucket."""
         return self._min_bytes if self.outside else None
 
     @property

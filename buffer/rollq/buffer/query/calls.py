@@ -62,7 +62,7 @@ class Querying(Looking):
     def matching(self, query: Any, on_searched: Callable[[int], object] | None = None) -> Iterator[GroupRecord]:
         """Yield the groups that match `query`, by task, then in order of arrival.
 
-        Reads only the set ranges that the query leaves (see `rollq.buffer.query.plan`), all of a task's at one instant,
+        Reads only the set ranges that the query allows (see `rollq.buffer.query.plan`), all of a task's at one instant,
         and then a few numbers per group: a group that moves in between is reported with its new status, and a group
         that leaves is left out. Raises `StoreLost`, and `QueryError`, including for a task that the run lacks.
 

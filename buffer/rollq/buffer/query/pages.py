@@ -71,7 +71,7 @@ class Paging(Querying):
         return by_task(read, [(one.task, one.group_id) for one in some])
 
     def glance(self, task: str, group_ids: Sequence[int]) -> list[FoundGroup]:
-        """Those groups that are in the buffer, without their samples. Raises `StoreLost`."""
+        """The groups with these ids that are in the buffer, without their samples. Raises `StoreLost`."""
         keys, now_ms = task_keys(self.run, task), self.server_ms()
         calls = [("inspect", keys.clock, self.incarnation, group_id) for group_id in group_ids]
         hashes = zip(group_ids, map(texts, self.call_all(calls)), strict=True)

@@ -3,8 +3,8 @@
 A plan covers every group that matches the condition, and may cover more: the reader checks the condition again.
 
 status                                 score in its sorted set
-completed, aborted                     version that the group counts as, then arrival; in an order that is not by
-                                       version, arrival, or for completed groups their priority
+completed, aborted                     version that the group counts as, then arrival; arrival with the order
+                                       `arrival`; a completed group's priority with the order `priority`
 gathered, expired, filtered, failed    arrival
 claimed, archived, leaving             step
 the others                             step or deadline, which queries do not use

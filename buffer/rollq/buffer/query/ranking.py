@@ -79,8 +79,9 @@ def without_repeats(records: Iterable[GroupRecord]) -> Iterator[GroupRecord]:
 def first_records(
     records: Iterable[GroupRecord], condition: Condition, sort: Sort | None, limit: int | None
 ) -> list[GroupRecord]:
-    """Return the first `limit` groups that match a condition (None means all groups), in the order of `sort`, or as
-    they arrive. Holds at most `limit` groups at once.
+    """Return the first `limit` of these groups (None means all of them), in the order of `sort`, or as they arrive.
+    With a limit, holds at most `limit` groups at once. `condition` is the query's: a sort counts only samples that
+    match its conditions on single samples.
     """
     if sort is None:
         return list(islice(records, limit))

@@ -15,9 +15,10 @@ class GroupRecord:
     group, it is the staleness at expiry. `reward` is the mean over the samples at the last put, None if no finished
     sample is left. `tries` counts attempts, from 0 again after an interruption or expiry. `error` says why the group
     failed or was filtered, or is an earlier try's error, or "". `step` is the train step that claimed the group, or,
-    while it is pending or running, the step that it was admitted for; it is None in every other status. `listed_step`
-    is the same, but never None. `at_ms` is the time of the last put, or else of admission, in ms since 1970. `row` is
-    the prompt's row in the task's prompts. `samples` holds the outcomes of the samples that have started.
+    while it is pending or running, the step that it was admitted for; it is None in every other status. Where it is
+    None, `listed_step` is the step that the group was trained at or admitted for. `at_ms` is the time of the last put,
+    or else of admission, in ms since 1970. `row` is the prompt's row in the task's prompts. `samples` holds the
+    outcomes of the samples that have started.
     """
 
     uid: int

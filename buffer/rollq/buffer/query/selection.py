@@ -135,7 +135,7 @@ class Filling:
         return max(most, 0)
 
     def add(self, read: int, groups: Iterable[FoundGroup]) -> None:
-        """Add the wanted groups among `groups`, which are still there of the `read` requested groups."""
+        """Add the wanted groups among `groups`, the groups that still exist of `read` requested groups."""
         there = list(groups)
         self.read += read
         self.shown += filter(self.selection.holds, there)

@@ -21,7 +21,7 @@ class GroupTexts:
 def texts_of(content: Any, samples: Iterable[Sample]) -> GroupTexts:
     """The texts of a group with this `Prompt.content`.
 
-    All fields of a message are searched, so tool calls are found too.
+    All fields of a message except roles, types and ids are searched, so tool calls are found too.
     """
     written = [text for sample in samples for text in (sample.text, *_said(sample.extra.get("messages")))]
     return GroupTexts("\n".join(_said(content)), "\n".join(written))
