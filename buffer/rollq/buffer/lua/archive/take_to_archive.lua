@@ -1,4 +1,4 @@
--- Gives an archiver the next groups for the archive, all of one step, as one numbered portion.
+-- Returns the next groups for the archive, all of one step, as one numbered portion.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, archiver, lease_ms, most, wait_ms, trouble

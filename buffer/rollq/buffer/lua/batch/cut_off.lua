@@ -3,8 +3,8 @@
 -- Moves: pending -> aborted, for groups of a training batch that have too few finished samples
 -- KEYS: clock
 -- ARGV: incarnation, handle
--- Returns: how many of its groups workers have, or still have to put; 0 for a batch that is not running, or whose
---   groups need all their samples
+-- Returns: how many of its groups are still to come: running, or pending with enough finished samples; 0 for a batch
+--   that is not running, or whose groups need all their samples
 -- Caller: Coordination.cut_off; coordinators
 -- Repeat: counts again
 local function has_enough(clock, letters)

@@ -2,7 +2,7 @@
 -- Moves: gathered -> completed|filtered|expired; pending|running -> aborted, for groups that are not finished
 -- KEYS: clock
 -- ARGV: incarnation, handle, nonce, result, then per gathered group: id, outcome, kept
---   nonce: of the caller, who began   result: JSON
+--   nonce: of the caller's begin_finalize   result: JSON
 --   outcome: rewards and advantages (JSON) of a group that is kept, else why it is filtered   kept: 1 or 0
 -- Returns: the state now, and the result that was kept
 -- Caller: Coordination.end_finalize; coordinators

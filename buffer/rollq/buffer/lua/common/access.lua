@@ -1,4 +1,4 @@
--- The clock of a task and the hash of a run, and refusing callers from another incarnation or a dead epoch.
+-- Reads the clock of a task and the hash of a run, and refuses callers from another incarnation or a dead epoch.
 --
 -- KEYS[1] of a task function is the task's clock. KEYS[1] of a run function is the run's `run` hash. All other keys
 -- share the hash tag of KEYS[1], and are built from its prefix.
@@ -25,8 +25,8 @@ local function run_prefix(run_key)
 end
 
 -- Wraps the function `run`, so that it is refused before its first write while a cluster moves its keys one by one.
--- Only some of them are here then, and a server refuses to look for one that is not, which would stop `run` halfway. A
--- key that never exists is always such a key.
+-- Only some of the keys are on this server then, and the server refuses any access to the others, which would stop
+-- `run` halfway. A key that never exists is always among these others.
 local function with_all_keys(run)
   return function(keys, args)
     redis.call('EXISTS', keys[1] .. ':absent')
@@ -111,7 +111,7 @@ local function write_clock(clock, changes)
   end
 end
 
--- Keeps a record of a revision of a task's rules: the first step that may be claimed by them, the time, and what was
+-- Keeps a record of a revision of a task's rules: the first step that may be claimed under them, the time, and what was
 -- changed (JSON). `file`: the rules of the settings file that asked for them (JSON), '' without one; `digest` names
 -- these rules for the life of the run.
 local function record_rules(prefix, revision, step, record, file, digest)

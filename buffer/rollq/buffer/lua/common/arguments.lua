@@ -1,4 +1,4 @@
--- Refusing calls whose arguments no role of rollq sends, before anything is written.
+-- Refuses calls with arguments that no role of rollq sends, before anything is written.
 
 local MOST_DIGITS = 15 -- doubles hold such numbers exactly
 local MOST_SHOWN = 40

@@ -10,8 +10,8 @@ local function now_ms()
   return tonumber(seconds) * 1000 + math.floor(tonumber(microseconds) / 1000)
 end
 
--- Whether a deadline that was set at most `longest_ms` ahead is still to come. A later one was set before the server's
--- clock was set back, and is over.
+-- Whether a deadline that was set at most `longest_ms` ahead is still to come. A deadline further ahead was set before
+-- the server's clock was set back, and counts as over.
 local function is_ahead(deadline_ms, longest_ms, now)
   local left_ms = (tonumber(deadline_ms) or 0) - now
   return left_ms > 0 and left_ms <= tonumber(longest_ms)
@@ -45,7 +45,7 @@ local function append_pair(list, first, second)
   list[#list + 1] = second
 end
 
--- Adds numbers to fields of a hash with two commands, however many fields there are. Wholes stay wholes.
+-- Adds numbers to fields of a hash with two commands, however many fields there are. Whole numbers stay whole.
 local function add_to_fields(key, additions)
   local names, sums = {}, {}
   for name in pairs(additions) do

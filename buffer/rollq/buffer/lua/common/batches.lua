@@ -60,7 +60,7 @@ local function end_batch(clock, handle, state, result)
   wake(clock, EVENT.batch)
 end
 
--- Ends the caller's hold of a batch that it finalizes. Returns whether it had one; else the state and the kept result.
+-- Ends the caller's hold of a batch that it finalizes. Returns true; false, the state and the kept result without one.
 local function disown_batch(clock, handle, nonce)
   local batch = batch_key(clock, handle)
   local state, owner, result = fields(batch, 'state', 'owner', 'result')

@@ -7,7 +7,7 @@ do
   local MOST_MORE = 2 -- deaths than the task's rules say
 
   -- `least` deaths, or as many more as it takes until bad luck explains them less often than a group that kills.
-  -- `outlived`: deaths of workers with groups that `finished` all the same.
+  -- `outlived`: deaths of workers whose groups were finished later.
   local function deaths_until_alone(least, finished, outlived, quarantined)
     local luck = finished >= LEAST_FINISHED and outlived / finished or 0
     if luck <= 0 then return least end

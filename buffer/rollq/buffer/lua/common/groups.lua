@@ -14,9 +14,9 @@ local function forget_lease(key)
     'loan_parts')
 end
 
--- A group's `history`, for display, has a line for each lease that has ended but the last: attempt, until (ms), how it
--- ended (a word), parts of samples that were salvaged by then, and its `leased` (see `grant`). The last lease is in the
--- history too unless it ended by `put`: then `leased` is left, and `put_ms` is its end, so that `put` need not write.
+-- A group's `history`, for display, has a line for each ended lease: attempt, until (ms), how it ended (a word), parts
+-- of samples that were salvaged by then, and its `leased` (see `grant`). A last lease that ended by `put` is not in the
+-- history: the group keeps its `leased`, and `put_ms` is its end, so that `put` need not write the history.
 local note_lease
 do
   local LEASES_KEPT, MOST_HISTORY_BYTES = 16, 2000
@@ -73,7 +73,7 @@ local function sample_anew(clock, id, deaths)
   make_pending(clock, id, deaths)
 end
 
--- The first group that may be of the prompts that the task has now: the rows of groups before it are of other prompts.
+-- The first group that may have one of the task's prompts: the rows of earlier groups belong to former prompts.
 local function first_of_prompts(clock)
   return tonumber(redis.call('HGET', clock.prefix .. 'progress', 'prompts_from') or '1')
 end
@@ -109,14 +109,14 @@ local function note_error(clock, err)
   redis.call('HSET', clock.prefix .. 'last_error', 'text', text, 'at_ms', now_ms())
 end
 
--- Counts groups of workers that failed since the last one that did not. `others`: whether one did not, before them.
+-- Counts groups that failed since the last group that did not. `others`: whether such a group came before these.
 local function note_failures(clock, failed, others)
   local progress = clock.prefix .. 'progress'
   if others then redis.call('HDEL', progress, 'failed_in_a_row') end
   if failed > 0 then redis.call('HINCRBY', progress, 'failed_in_a_row', failed) end
 end
 
--- any status -> failed or filtered, without what was salvaged. Beyond the cap, the oldest group there is dropped. The
+-- any status -> failed or filtered, without salvaged parts. Beyond the cap, the oldest group there is dropped. The
 -- caller has withdrawn the group.
 local function file_for_audit(clock, id, status, err)
   local set, key = clock.prefix .. status, group_key(clock.prefix, id)
@@ -131,7 +131,7 @@ local function file_for_audit(clock, id, status, err)
   redis.call('ZADD', set, arrival, id)
   redis.call('HINCRBY', clock.prefix .. 'progress', status, 1)
   if batch then redis.call('HINCRBY', clock.prefix .. 'batch:' .. batch, status, 1) end
-  -- one more than was filed, to reach a cap that was lowered
+  -- up to two for the one that was filed, to reach a cap that was lowered
   for _ = 1, math.min(2, redis.call('ZCARD', set) - clock.audit) do
     local oldest = unpack(redis.call('ZPOPMIN', set))
     drop_group(clock, oldest, status)

@@ -1,4 +1,4 @@
--- Facts about a group for the worker that makes it.
+-- Facts about a group for the worker that samples it.
 
 -- The mean length of earlier answers to the prompt of a group, as text; '' if unknown.
 local function expected_tokens(clock, id)

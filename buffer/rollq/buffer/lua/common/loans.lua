@@ -1,5 +1,5 @@
 -- Samples of a running group that its worker offers to other workers, and loans of such samples. All of them end with
--- the lease of the group, and `put` takes its result from nobody but the worker that has this lease.
+-- the lease of the group, and `put` accepts the group's result only from the worker that has this lease.
 --
 -- The group's field `offered` has the indices of the samples that are offered, and `loans` a line for each loan: its
 -- nonce, until when it holds (ms), how many parts were salvaged with it, and the indices of its samples. `loan_parts`

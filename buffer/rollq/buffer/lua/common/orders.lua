@@ -111,7 +111,7 @@ do
   end
 
   -- Draws fresh groups without replacement. The draw follows from the seed, the task, the step and the completed
-  -- groups. Returns their ids, and how probable the first draw of each was. See `choose_fresh`.
+  -- groups. Returns their ids, and the probability with which each would be drawn first. See `choose_fresh`.
   local function draw_fresh(clock, step, lowest, want, old, seed)
     local strata, ids, probabilities, number = strata_of(clock, lowest), {}, {}, 0
     local total = total_weight(strata)
@@ -130,8 +130,8 @@ do
   end
 
   -- The next `want` fresh groups of a batch, which score `lowest` or more in the version index; and for draws, how
-  -- probable each was. `old` stale groups may be among them while the buffer is being saved, because nothing expires
-  -- then, if the order is not by version.
+  -- probable each was. While the buffer is being saved, nothing expires: in an order that is not by version, up to
+  -- `old` stale groups may then be among the completed groups, and are skipped.
   function choose_fresh(clock, step, lowest, want, old, seed)
     local completed, ids = clock.prefix .. 'completed', {}
     if want == 0 then return ids, {} end

@@ -19,8 +19,8 @@ local function read_plan(prefix, epoch, step)
   return key, 0, 0, 0
 end
 
--- The parts in which a step's batch is trained while it fills, in order: of each the groups per task up to its end
--- (JSON).
+-- The parts in which a step's batch is trained while it fills, in order: for each, the groups per task up to its
+-- end (JSON).
 local function plan_parts(key)
   local parts = {}
   for part in string.gmatch(redis.call('HGET', key, 'parts') or '', '[^\n]+') do

@@ -1,8 +1,9 @@
 -- The samples of a group: one letter each, and the oldest version of the tokens of each ('-' without tokens).
 --
--- Their frames are fields of its rollout: WHOLE holds all samples, and a sample's index a later frame of that one. A
--- large frame of all samples is not a field, but a separate value, its payload. It is named after the lease that made
--- it, and the group's field `payload` holds that name: a payload that no group names is nobody's.
+-- Their frames are fields of its rollout: WHOLE holds all samples, and the field of a sample's index holds a later
+-- frame of that sample. A large frame of all samples is not a field, but a separate value, its payload. A payload is
+-- named after the lease that made it, and the group's field `payload` holds that name: a payload that no group names is
+-- nobody's.
 --
 -- The payload is a key in the task's slot, whose name is the nonce of the lease, or it is external: in another slot, or
 -- in another store. The name of an external payload is `place:id:nonce-suffix`. Functions cannot remove it, so they add
@@ -172,7 +173,7 @@ local function drop_frames(clock, id)
 end
 
 -- Wraps the function `run`, whose calls come with payloads that were set in the same transaction. Payloads that a group
--- names after the call last; the others are removed, even if the call is refused. All expire if this never runs.
+-- names after the call last; the others are removed, even if the call is refused. All expire if `run` is never called.
 local function with_payloads(run)
   return function(keys, args)
     local is_done, reply = pcall(run, keys, args)
@@ -289,7 +290,7 @@ local function fields_as_counted(clock, id)
   return found
 end
 
--- Removes the samples of a group that reset_stale resets, with their payload. The parts of one that was salvaged stay
+-- Removes the samples of a group that reset_stale resets, with their payload. Salvaged parts of such a sample stay
 -- until no sample is left or the group is put: without a letter, they count for nothing. No sample counts as newer than
 -- `cap`.
 local function reset_group(clock, id, stale, cap)
@@ -310,7 +311,7 @@ local function hoped_of(clock, epoch)
 end
 
 -- Removes those samples of a group under way that count as version `stale` or older: while it waits to be sampled,
--- nothing else looks at them. Returns the oldest version that it keeps. Groups of an evaluation are never too old.
+-- nothing else checks them. Returns the oldest version that it keeps. Groups of an evaluation are never too old.
 local function age_group(clock, id, stale)
   local letters, versions, counted_in = group_fields(clock, id, 'letters', 'versions', 'counted_in')
   local epoch = tonumber(counted_in or '') -- not a number only if changed by hand

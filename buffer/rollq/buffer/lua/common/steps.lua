@@ -19,7 +19,7 @@ local function open_target(manifest)
   return tonumber(redis.call('HGET', manifest, 'open') or '')
 end
 
--- Numbers of a step's claim, which count in the epoch that gave them: the round in which its batch was claimed, how
+-- Numbers of a step's claim, valid only in the epoch that set them: the round in which its batch was claimed, how
 -- often the step was released before, and the last round that was given up (-1 for none).
 local function claim_numbers(clock, manifest)
   local numbered_in, round, releases, given_up = fields(manifest, 'numbered_in', 'round', 'releases', 'given_up')
@@ -113,7 +113,7 @@ local file_trained
 do
   -- Lets a group that may be trained once more live on as a new group with the same samples, in cooling. The old one
   -- leaves like every trained group. Its field `clone` makes this happen once, however often its step is trained.
-  -- Without `keeps_copies` there is no room for it.
+  -- Without `keeps_copies`, there is no room for the new group.
   local function clone_for_reuse(clock, id, step, keeps_copies)
     local key, progress = group_key(clock.prefix, id), clock.prefix .. 'progress'
     local uses, clone, payload, bytes = fields(key, 'uses', 'clone', 'payload', 'bytes')

@@ -1,7 +1,7 @@
 -- The live weights of a run, and the epochs that have published the same weights.
 --
 -- `published` has for each version: the first epoch since which every epoch that published it had the same weights, and
--- their digest. Then tokens of these epochs come from the same weights.
+-- their digest. So tokens that these epochs made with this version come from the same weights.
 
 -- The first epoch since which all publications of a version had these weights, if `epoch` publishes it. Only a digest
 -- that is a sha256 in hex identifies weights.

@@ -10,7 +10,7 @@
 -- A call admits nothing if one of its rows was excluded since the caller checked.
 local FIRST_PROMPT = 6
 
--- Whether as many groups wait for the archive as batches and audit sets may hold.
+-- Whether more groups wait for the archive than batches and audit sets may hold.
 local function is_archive_full(clock)
   if clock.archive ~= 1 then return false end
   local most = clock.max_uncheckpointed * math.max(1, clock.batch_groups) + 2 * clock.audit

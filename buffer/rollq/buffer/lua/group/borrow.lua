@@ -1,4 +1,4 @@
--- Lends samples that workers offer to a worker that has less to do, until a deadline.
+-- Lends a worker that has less to do samples that other workers offer, until a deadline.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, worker, nonce, epoch, version, want, share

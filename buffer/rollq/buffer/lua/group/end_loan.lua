@@ -1,4 +1,4 @@
--- Ends loans of samples: they are made, or their worker stops. Their salvaged parts stay with their group.
+-- Ends loans of samples: the samples are finished, or the borrower stops. Their salvaged parts stay with their group.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, then per loan: id, attempt, nonce

@@ -30,7 +30,7 @@ local function expire(keys, args)
     oldest = capped(oldest, cap)
     if not wanted[status] then
       skipped = skipped + 1
-    elseif oldest > stale then -- its weights were published again, and `recount` comes
+    elseif oldest > stale then -- its weights were published again, and `recount` follows
       file_result(clock, id, status, oldest, tonumber(arrival))
     else
       left[status][#left[status] + 1] = id

@@ -31,14 +31,15 @@ local function describe_lease(now, version, worker)
 end
 
 -- The newest version that counts as too old to keep. A group that is leased now, for weights of `version`, keeps only
--- newer samples, so that its next batch finds it young enough. Samples that would come out no younger are kept.
+-- newer samples, so that its next batch finds it young enough. Samples that would be no younger if they were made again
+-- are kept.
 local function too_old_to_keep(clock, version)
   local step, manifest = clock.step, manifest_key(clock, clock.step)
   if has_batch(manifest) and not open_target(manifest) then step = step + 1 end
   return math.min(stale_version(clock, step), version - 1)
 end
 
--- Has the samples made after all that were left out when the group ended with its batch, and those that had failed.
+-- Marks samples that were left out when the group ended with its batch, or that had failed, to be made now.
 local function make_left_out(key)
   local letters, has_left_out = fields(key, 'letters', 'left_out')
   if not has_left_out then return end
@@ -66,7 +67,7 @@ local function grant(clock, id, request, alone)
     'leased_ms', request.now, 'leased', request.leased)
 end
 
--- The groups that an earlier call with this nonce granted, as far as it still holds them; nil without such a call.
+-- The groups that an earlier call with this nonce granted and that still have this nonce; nil without such a call.
 local function granted_before(clock, nonce)
   local granted = redis.call('GET', clock.prefix .. 'grant:' .. nonce)
   if not granted then return nil end

@@ -12,7 +12,7 @@
 --   `seen`. Then the status that it had
 -- Caller: Steering.order_group; operators
 -- Repeat: finds its mark, or a later order's, and moves nothing
-local OF_A_BATCH = { running = true, finalizing = true } -- states of one that has not ended
+local OF_A_BATCH = { running = true, finalizing = true } -- states of a batch that has not ended
 local FROM = {
   drop = {
     pending = true,

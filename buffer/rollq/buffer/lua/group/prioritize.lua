@@ -1,4 +1,4 @@
--- Gives groups other priorities, for the draws of later steps.
+-- Changes the priorities of groups, for the draws of later steps.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, epoch, nonce, calls, then per group: id, priority

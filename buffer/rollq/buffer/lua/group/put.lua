@@ -1,4 +1,4 @@
--- Files the results of leased groups. It is the only way in which a result enters the buffer.
+-- Files the results of leased groups. No other function files the result of a lease.
 -- Moves: running -> completed|aborted|expired|filtered|failed, or dropped; for a group of a batch, running -> gathered
 --   when it is finished and back to pending when it is not, or as above without the batch when that is cut off
 -- KEYS: clock, payloads
@@ -345,7 +345,7 @@ local function new_totals()
   return {
     produced = 0,
     refused = 0,
-    outlived = 0, -- deaths of workers with groups that finished
+    outlived = 0, -- deaths of workers whose groups were finished later
     duplicates = 0,
     tokens = 0,
     worked_ms = 0,

@@ -8,7 +8,8 @@
 -- Caller: Sweeping.reap; any role, about once a second
 -- Repeat: finds only leases that ran out since, and writes no second row of the history
 --
--- If nobody has reaped for a third of a lease, the server or every client was down, and leases could not be renewed.
+-- If nobody has reaped for a third of a lease (at least 3 s), the server or every client was down, and leases could not
+-- be renewed.
 -- Then no worker is declared dead for one more lease: the reply is `held`.
 --
 -- The first call within every 10 seconds, from any role, appends a row to the history of the task.

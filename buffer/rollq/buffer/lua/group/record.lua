@@ -1,5 +1,5 @@
--- Keeps calls that agents have made, each as a part of its sample, before they are answered: what an agent has seen is
--- then there for the next attempt. A call that is not recorded is never answered, so this also runs on a full server.
+-- Keeps calls that agents have made, each as a part of its sample, before they are answered: the next attempt then has
+-- everything that an agent has seen. A call that is not recorded is never answered, so this also runs on a full server.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, then per part: id, attempt, nonce, number, index, letter, version, token_version, begins, part

@@ -32,7 +32,7 @@ local function recycle_group(clock, id, status)
   local key = group_key(clock.prefix, id)
   withdraw(clock, id, status)
   if clock.partial == 0 then restart_interrupted(clock, id, key) end
-  redis.call('HSET', key, 'tries', 0) -- the last one had a result
+  redis.call('HSET', key, 'tries', 0) -- the last try had a result
   make_pending(clock, id, tonumber(redis.call('HGET', key, 'deaths')))
 end
 

@@ -6,7 +6,8 @@
 -- Caller: Collecting.collect; any role
 -- Repeat: finds what is left
 --
--- It writes nothing, but is called as a function that writes, so that its reply is on a replica before a payload goes.
+-- It writes nothing, but is called as a function that writes: the facts behind its reply are then on a replica before a
+-- payload is removed.
 local function find_garbage(keys, args)
   local incarnation, limit = unpack(args)
   check_counts(limit)

@@ -6,7 +6,8 @@
 -- Caller: Collecting.find_orphans; any role
 -- Repeat: finds the same
 --
--- It writes nothing, but is called as a function that writes, so that its reply is on a replica before a payload goes.
+-- It writes nothing, but is called as a function that writes: the facts behind its reply are then on a replica before a
+-- payload is removed.
 local function find_orphans(keys, args)
   local incarnation = unpack(args, 1, 1)
   local clock, err = read_clock(keys[1], incarnation)

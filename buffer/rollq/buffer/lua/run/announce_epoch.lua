@@ -1,5 +1,5 @@
 -- Announces that every task has been carried into the epoch: from now on, the launch's other ranks take part in it, and
--- replays are compared with its weights. Until then, they are compared with the weights of the recorded batches.
+-- replays are compared with its weights. Until then, replays are compared with the weights of the recorded batches.
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, epoch, nonce

@@ -33,7 +33,7 @@ local function refuse_rival(live_trainer, left_ms)
   )
 end
 
--- A rewind that serves no batch again lets the groups of the steps that it undoes be trained by others.
+-- After a rewind that serves no batch again, other steps may train the groups of the steps that it has undone.
 local function refuse_undone(undone, saved_in, from_step)
   local newest = saved_in ~= '' and level_of(undone, tonumber(saved_in))
   if not newest or tonumber(from_step) <= newest then return nil end

@@ -8,7 +8,7 @@
 -- Repeat: changes nothing
 
 -- Remembers whether replays publish the same weights again. After other weights, neither this replay nor the next waits
--- for the same ones.
+-- for the same weights.
 local function note_replay(prefix, is_same, is_other)
   local awaited = redis.call('HGET', prefix .. 'model', 'awaited')
   if is_same then

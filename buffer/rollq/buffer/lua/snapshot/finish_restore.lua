@@ -1,4 +1,4 @@
--- Ends the restoring: the run exists, with the fences and the history of its snapshot, and without a trainer.
+-- Ends a restore: the run exists, with the fences and the history of its snapshot, and without a trainer.
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, digest, then parts

@@ -1,4 +1,4 @@
--- Reserves a run that does not exist for one snapshot. No role can start until finish_restore has ended the restoring.
+-- Reserves a run that does not exist for one snapshot. No role can start until finish_restore has ended the restore.
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, digest, payloads

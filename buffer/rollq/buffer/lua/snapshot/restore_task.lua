@@ -1,4 +1,4 @@
--- Restores counters, manifests and batches of a task, and in the last call its clock, with which the task exists.
+-- Restores counters, manifests and batches of a task, and in the last call its clock, which makes the task exist.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, last, then parts

@@ -1,5 +1,5 @@
--- Takes the batch of a step, or as much of it as is there. Its manifest fixes it from then on: its groups and their
--- order stay, and none is added once it is whole.
+-- Takes the batch of a step, or as much of it as is there. From then on, a manifest fixes the batch: its groups and
+-- their order stay, and none is added once it is whole.
 -- Moves: completed -> claimed
 -- KEYS: clock
 -- ARGV: incarnation, epoch, nonce, step, want, claim_round, releases, step_groups, seed, so_far, known, most_bytes
@@ -80,8 +80,8 @@ end
 
 -- How many groups of an open batch may be taken before it is whole: the groups that it has in the end, whichever others
 -- finish first. In the order of a claim, an unfinished group may come before every finished one. Without stragglers to
--- wait for, the first groups to finish are the batch. A batch that is drawn is drawn at once, from all that is there,
--- and any group may yet come before the newest ones.
+-- wait for, the first groups to finish are the batch. A batch that is drawn is drawn at once, from all that is there;
+-- in the order `newest`, any later group may come before these.
 local function count_sure(clock, missing, ready)
   if is_drawn(clock) or clock.order == 'newest' then return 0 end
   if clock.stragglers ~= 'wait' then return math.min(missing, ready) end
@@ -196,7 +196,7 @@ local function claim(keys, args)
   if has_batch(manifest) then
     claim_round = math.max(claimed_round, claim_round) -- takes over what an earlier round's rank is about to undo
     local planned = redis.call('HGET', manifest, 'step_groups') or '0'
-    step_groups = math.max(tonumber(planned), step_groups) -- a claim that saw no plan knows of one task only
+    step_groups = math.max(tonumber(planned), step_groups) -- a claim that saw no plan counts one task only
     -- stylua: ignore
     redis.call('HSET', manifest, 'numbered_in', clock.epoch, 'round', claim_round, 'releases', claimed_releases,
       'step_groups', step_groups)

@@ -1,5 +1,5 @@
 -- Drops the plans of steps that a checkpoint covers, with the digests of the versions before it, or the plans of steps
--- that are trained again: no trainer must resume from a checkpoint of these steps that an older epoch has saved.
+-- that are trained again: no trainer may resume from a checkpoint of these steps that an older epoch has saved.
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, epoch, nonce, first, last, spared

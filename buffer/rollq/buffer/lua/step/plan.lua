@@ -9,7 +9,7 @@
 -- Caller: Claiming._plan_call; the trainer, any rank
 -- Repeat: returns what was decided
 --
--- To undo begins a new round, unless the batch was delivered; to deliver needs the round in which the tasks were
+-- An undo begins a new round, unless the batch was delivered; a delivery needs the round in which the tasks were
 -- claimed. So exactly one of the two succeeds, and the other caller learns of it.
 local function plan(keys, args)
   local incarnation, epoch, nonce, step, sizes, action, claim_round = unpack(args)

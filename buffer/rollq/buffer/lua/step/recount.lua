@@ -20,7 +20,7 @@ local function recount(keys, args)
     local id, score = found[i], tonumber(found[i + 1])
     local status, arrival, counted = group_fields(clock, id, 'status', 'arrival', 'oldest')
     local oldest = counted and oldest_now(clock, id) -- none only if the group was changed by hand
-    -- those that rise are met again further up
+    -- groups whose score rises are met again later
     if oldest and version_score(oldest, tonumber(arrival)) ~= score then
       file_result(clock, id, status, oldest, tonumber(arrival))
     end

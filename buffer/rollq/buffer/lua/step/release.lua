@@ -41,7 +41,7 @@ local function release(keys, args)
   for _, id in ipairs(ids) do
     release_group(clock, id, step, bad[id] and 'quarantine' or mode)
   end
-  -- an older trainer may have trained it: its checkpoint must not be resumed from
+  -- an older trainer may have trained it: no trainer may resume from its checkpoint
   local is_replayed = tonumber(redis.call('HGET', manifest, 'epoch') or clock.epoch) < clock.epoch
   if is_replayed then write_clock(clock, { undone = math.max(clock.undone, step) }) end
   redis.call('UNLINK', manifest)

@@ -8,7 +8,7 @@
 -- Caller: Training._rewind; the trainer, rank 0, after task_begin_epoch, the last step first
 -- Repeat: changes nothing. A trainer that takes over half-way finds the remaining steps below claimed_step
 
--- Drops the copy of a group that is sampled again. One that is in the batch of an earlier step was trained on its own,
+-- Drops the copy of a group that is sampled again. A copy in the batch of an earlier step was trained on its own,
 -- after an earlier rewind returned both.
 local function drop_clone(clock, clone, step)
   local status = group_fields(clock, clone, 'status')

@@ -1,8 +1,8 @@
--- Takes rows of a task's prompts out, so that no producer admits them, or takes them in again; keeps a record of it.
+-- Excludes rows of a task's prompts, so that no producer admits them, or includes them again; keeps a record of it.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, revision, record, digest, undo, then rows
---   revision, record: as in change_rules   digest: of the prompts that the rows belong to   undo: 1 to take them in
+--   revision, record: as in change_rules   digest: of the prompts that the rows belong to   undo: 1 to include them
 -- Returns: the revision now, -1 when the rules have changed since the caller read them, or -2 when the task has other
 --   prompts
 -- Caller: Excluding.exclude_rows; operators

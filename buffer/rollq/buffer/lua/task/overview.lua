@@ -12,9 +12,9 @@
 local MOST_STALENESS = 32
 local LOOKED_AT = 64 -- groups in generation, those with the oldest weights
 
-local MOST_LOOKED_AT = 1000 -- ready groups whose tokens are looked at
+local MOST_LOOKED_AT = 1000 -- ready groups that are counted by their tokens
 
--- Where tokens are masked by age, a group may count as older than its oldest token, so it is counted again by that.
+-- Where tokens are masked by age, a group may count as older than its oldest token. Counts such groups by that token.
 local function count_by_tokens(clock, set, counts)
   local function place(version)
     return math.max(0, math.min(clock.step - 1 - version, #counts - 1)) + 1

@@ -7,8 +7,8 @@
 -- Caller: BufferCore._carry_epoch; the trainer, rank 0, and roles that register a task during the epoch
 -- Repeat: changes nothing
 
--- The trainer's checkpoint wins: the steps that it covers are trained, committed or not. Files the first that is not
--- committed; returns whether there was one.
+-- The trainer's checkpoint wins: the steps that it covers are trained, committed or not. Files the batch of the first
+-- step that is not committed; returns whether there was such a batch.
 local function commit_one(clock, from_step)
   for step = clock.committed + 1, math.min(from_step, clock.claimed_step) do
     local manifest = manifest_key(clock, step)
@@ -28,8 +28,8 @@ local function restore_counters(clock, from_step)
   redis.call('HSET', clock.prefix .. 'progress', 'consumed', consumed)
 end
 
--- The last step that may have a manifest, and the first one. A task has none if its store never saw the steps before,
--- or if it joined after them. The new epoch writes manifests after `from_step`.
+-- The last and the first step that may have a manifest. A task has no manifest if its store never saw the steps before
+-- `from_step`, or if it joined after them. The new epoch writes manifests after `from_step`.
 local function manifest_steps(clock, from_step)
   local first = clock.first_manifest
   local has_none = clock.claimed_step <= first and redis.call('EXISTS', manifest_key(clock, first)) == 0
