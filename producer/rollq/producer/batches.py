@@ -30,7 +30,8 @@ class BatchHandle:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The outcome of a batch. `finished_task_count` is the number of prompts whose groups finished before its end."""
+    """The outcome of a batch. `finished_task_count` is the number of prompts whose groups finished before the
+    batch ended."""
 
     batch_id: str
     batch_type: BatchType

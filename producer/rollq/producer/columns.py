@@ -92,7 +92,7 @@ class Columns:
         return any(column == name or name.startswith(f"{column}.") for name in names)
 
     def absent(self, read_rows: Callable[[], Sequence[Mapping[str, Any]]]) -> str | None:
-        """The setting that names a missing column; None if all named columns exist.
+        """The problem with a setting that names a missing column; None if all named columns exist.
 
         Reads the rows only if settings name a column."""
         asked = list(self._asked())

@@ -122,8 +122,8 @@ class BatchCoordinator:
         Waits for `min_wait_num` groups (the rest then joins the pool of interrupted groups), by default for the
         over-rollout's number or, without an over-rollout, for all. The over-rollout also decides whether groups with
         only some finished samples count. An evaluation yields no groups to train and tolerates a timeout. Its metrics
-        are `eval/<name>/...`, where the name is the part of the batch's id after the first slash; `detailed` adds
-        minimum, maximum and standard deviation.
+        are `eval/<name>/...`, where the name is the part of the batch's id after the first slash, or else the whole id;
+        `detailed` adds the metrics that `evaluation_metrics` describes.
 
         Raises `ClaimTimeout`, a `TimeoutError`, after `timeout_s`; `BatchRefused`, a `ValueError`, for a batch of a
         different type; `UnknownBatch`, a `KeyError`; and any error of a pipeline operator, after which the batch is

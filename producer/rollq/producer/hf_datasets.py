@@ -58,8 +58,8 @@ class DatasetRows:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of the file, or of the folder's Arrow files in their order. A copy would have another fingerprint
-        in `datasets`."""
+        """The SHA-256 of the file, or of the folder's Parquet or Arrow files in their order. The fingerprint of
+        `datasets` would differ for a copy."""
         parts = shards_of(self._path) or [Path(part["filename"]) for part in self._data.cache_files]
         digest = hashlib.sha256()
         for part in parts:

@@ -1,6 +1,6 @@
 """A JSON Lines file as a table, read lazily, one row at a time, through an index of line offsets.
 
-Blank lines do not count as rows. Files of another kind are refused, naming the kind.
+Blank lines do not count as rows. Files of another kind are refused with an error that names the kind.
 """
 
 import hashlib

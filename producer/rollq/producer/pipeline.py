@@ -35,7 +35,7 @@ class ScoredGroup:
 
     @classmethod
     def from_group(cls, group: Group) -> "ScoredGroup":
-        """The group with its judge's rewards."""
+        """The group with its samples' rewards."""
         rewards = [s.reward or 0.0 for s in group.samples]
         return cls(group, np.array(rewards, np.float32), _valid(group))
 
@@ -97,7 +97,7 @@ def clip_rewards(low: float, high: float) -> Operator:
 def give_advantages(settings: AdvantageSettings) -> Operator:
     """An operator that sets advantages over all groups of the batch; see `AdvantageSettings` for formulas.
 
-    Raises `ConfigError` for baseline `opo`: operators do not know samples' lengths.
+    Raises `ConfigError` for baseline `opo`, which needs the samples' lengths.
     """
     if settings.baseline == "opo":
         raise ConfigError("baseline = 'opo' needs the lengths of samples: leave it to the trainer's advantages")

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 PROMPTS_PER_CALL = 64
 MIN_PAUSE_S = 0.02  # wake-ups within this time are handled together
-LONGEST_PAUSE_S = 1.0  # after 3 s without a reap, the buffer assumes an outage and declares no worker dead
+LONGEST_PAUSE_S = 1.0  # without a reap for 3 s or more, the buffer assumes an outage and declares no worker dead
 RETRY_S = 1.0
 WAKE_UPS = frozenset(EventKind) - {EventKind.COMPLETED, EventKind.WORKER}
 """Wake-ups after which groups may be scheduled or swept. A put of completed groups is not among them."""
@@ -92,7 +92,7 @@ class Producer:
         self._audit = Audit(buffer)
         self._rows = RowAccount(buffer)
         self._place = Place.here()
-        self._exhausted: dict[str, int] = {}  # the cursor of each task after which there are no prompts
+        self._exhausted: dict[str, int] = {}  # each task's cursor after which no prompts are left
         self._exclusions: dict[str, int] = {}  # number of manual changes to each task's rows at the last check
         self._too_long: dict[str, int] = {}  # groups of each task dropped as too long by the last check
 
@@ -222,7 +222,7 @@ class Producer:
             return 0
 
     def _admit(self, feed: TaskFeed, counts: Counts, plan: SchedulePlan, recycled: int) -> int:
-        """Admit new prompts up to the target, one call per train step. Returns how many."""
+        """Admit new prompts up to the target; each call is for one train step. Returns how many."""
         rules = counts.clock.rules
         cursor = int(counts.progress.get("cursor", 0))
         index = plan.outstanding + recycled

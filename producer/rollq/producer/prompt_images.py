@@ -18,7 +18,7 @@ MARK: Final = "<image>"
 PART: Final[Mapping[str, Any]] = {"type": "image"}
 """Marks an image's position in a message whose content is a list of parts, in the form that chat templates read."""
 INLINE_BYTES: Final = 16_384
-"""Image files up to this size are stored in Redis; larger files are named by their path."""
+"""Image files up to this size are stored in Redis; larger files are named by their URL."""
 MOST_INLINE_BYTES: Final = 1 << 20
 """The largest image that a row may contain, since it is stored in Redis."""
 _NAMES = ("bytes", "image", "url", "path")  # in rows of `datasets` with `bytes`, `path` is only a name

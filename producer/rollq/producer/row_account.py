@@ -9,7 +9,7 @@ from rollq.producer.usable_rows import UsableRows
 
 
 class RowAccount:
-    """The rows of one producer's tasks and evaluations, as far as the buffer knows them."""
+    """Reports the rows of one producer's tasks and evaluations."""
 
     def __init__(self, buffer: ProducerBuffer) -> None:
         self._buffer = buffer

@@ -53,8 +53,8 @@ class PromptSource(Protocol):
 
 class UsableRows:
     """Reads the rows of a source as prompts. `seen` counts the rows read, `bad` holds the rows found unusable so far,
-    and `reasons` holds the reasons. `unreported` holds the unusable rows that the buffer does not know yet. `excluded`
-    holds the rows excluded by hand."""
+    and `reasons` holds the reasons. `unreported` holds the unusable rows that were not reported to the buffer yet.
+    `excluded` holds the rows excluded by hand."""
 
     def __init__(self, source: PromptSource, max_bad_rows: float, count: int | None = None) -> None:
         """`max_bad_rows` is the share of rows that may be unusable; 1 means all but one. `count` is the number of rows
@@ -104,7 +104,7 @@ class UsableRows:
             )
 
     def exclude(self, rows: Iterable[int]) -> None:
-        """Exclude these rows, and include rows that were excluded before."""
+        """Exclude these rows and no others: rows that were excluded before are included again."""
         self.excluded = frozenset(rows)
 
     def check_some_are_left(self) -> None:
@@ -115,7 +115,7 @@ class UsableRows:
             )
 
     def described(self) -> str:
-        """The reasons, the most frequent first: `12 x no field 'answer' (p.jsonl:3)`."""
+        """The reasons, the most frequent first: `12 x no field 'answer' (first p.jsonl:3)`."""
         by_count = sorted(self.reasons.items(), key=lambda item: -item[1].rows)
         return "; ".join(f"{unusable.rows} x {reason} (first {unusable.first})" for reason, unusable in by_count)
 
