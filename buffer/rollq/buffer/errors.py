@@ -3,7 +3,7 @@
 RollqError
  |- ConfigError          a setting, file or argument is invalid; names it and the allowed values
  |   |- QueryError           a query is malformed; names the field, operator or value
- |- InvalidPrompt        a prompt is malformed; names the file and line
+ |- InvalidPrompt        a prompt is malformed; names the field, or the file and line
  |   |- AllExcluded         all usable rows of a task are excluded
  |- InvalidGroup         a result cannot be trained on; names the field and the sample
  |- CorruptFrame         bytes from Redis fail their checksum or have an unknown schema version
@@ -30,7 +30,7 @@ RollqError
  |- SyncFirst            newer weights must be published before the step can be trained
  |- ProductionStalled    no batch can fill, because the server is full or nothing is under way
  |- ProductionStopped    production of a task was stopped: its groups all fail, or too few are worth training
- |- ClaimTimeout         a batch did not fill in time; says what holds it back
+ |- ClaimTimeout         a batch did not fill or finish in time; says what holds it back
  |- TicketRefused        a job in the queue is not a ticket of this run
  |- ArrayError           a named array outside Redis is missing, changed, or cannot be written
  |- ImageError           an image of a prompt cannot be read, has changed, or does not fit the model
@@ -80,7 +80,7 @@ class QueryError(ConfigError):
 
 
 class InvalidPrompt(RollqError, ValueError):
-    """A prompt is malformed. The message names the file and line."""
+    """A prompt is malformed. The message names the field, or the file and line."""
 
 
 class InvalidGroup(RollqError, ValueError):
@@ -149,7 +149,7 @@ class EpochMoved(RollqError):
 
 
 class BatchRefused(RollqError, ValueError):
-    """Another batch of groups has this name, or the task does not take this kind of batch."""
+    """A batch of groups cannot be opened under this name, in this task or with this content, or has another type."""
 
 
 class BatchOver(RollqError):
@@ -192,7 +192,7 @@ class ProductionStopped(RollqError):
 
 
 class ClaimTimeout(RollqError, TimeoutError):
-    """A step's batch did not fill in time. The message says what holds the batch back."""
+    """A batch did not fill or finish in time. The message says what holds the batch back."""
 
 
 class TicketRefused(RollqError, ValueError):

@@ -2,7 +2,7 @@
 
 Both are pure functions of plain numbers and of the statistics that Redis keeps about each prompt, so a producer holds
 no state: after a restart, the same seed, cursor and statistics give the same prompts. The cursor counts positions in
-the pass order, taken or not, so an order cannot lose or repeat a prompt within a pass.
+the pass order, taken or not, so no order but `random` can lose or repeat a prompt within a pass.
 
 The built-in orders use only integer arithmetic: numpy's generators may change between versions, and producers that
 disagree would skip prompts.

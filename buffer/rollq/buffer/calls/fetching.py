@@ -61,7 +61,7 @@ class Fetching(BufferCore):
                 return _decode_prompt(groups[index], reply)
             return self._decode_samples(groups[here[index - len(groups)]], reply)
 
-        # each group is decoded while the next ones arrive
+        # each group is decoded while later groups arrive
         decoded = self.send_all(commands, decode)
         samples: dict[int, Samples] = dict(zip(here, decoded[len(groups) :], strict=True))
         read = list(away)

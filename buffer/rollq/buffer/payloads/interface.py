@@ -2,7 +2,7 @@
 
 No transaction covers both such a payload and the group that names it, so every intermediate state is safe:
 
-- A worker writes the payload under a new name, which contains the lease's nonce, and then puts the group, which names
+- A worker writes the payload under a new name, which contains the lease's nonce. Then it puts the group, which names
   the payload. The lease records that such a payload may exist.
 - The function that drops a payload from a group adds its name to the task's garbage. Any role removes the payload, and
   then the name from the garbage. Both are safe to repeat, because names are never reused.
@@ -26,8 +26,8 @@ NAME = re.compile(r"([a-z]+):(\d+):([^:/-]+-[^:/-]+)")
 
 
 class PayloadName(NamedTuple):
-    """A payload's name, which says which store has the payload, and which group it belongs to. `leaf` consists of the
-    lease's nonce and a suffix."""
+    """A payload's name. It names the store that has the payload, and the group that the payload belongs to. `leaf`
+    consists of the lease's nonce and a suffix."""
 
     task: str
     place: str

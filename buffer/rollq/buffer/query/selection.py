@@ -25,10 +25,12 @@ MOST_READ_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """These tasks' groups that have one of these statuses, in this order, or in the order of `sort`. Further conditions
-    limit the groups: `step` to a train step's batch, `row` and `record` to groups whose prompt is in this row of the
-    prompts and is stored as this text, `sample` to groups with a sample that meets the whole condition, and `prompt`
-    and `text` to groups whose prompt or samples contain this text, in upper or lower case; "" accepts any.
+    """These tasks' groups that have one of these statuses, in this order, or in the order of `sort`.
+
+    Further conditions limit the groups. `step`: to a train step's batch. `row`, `record`: to groups whose prompt is in
+    this row of the prompts, and is stored as this text. `sample`: to groups with a sample that meets the whole
+    condition. `prompt`, `text`: to groups whose prompt or samples contain this text, in upper or lower case; "" accepts
+    any.
     """
 
     tasks: Sequence[str]

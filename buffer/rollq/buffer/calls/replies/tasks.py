@@ -73,8 +73,9 @@ class Counts:
     attempts that were put; staleness, the sum over trained groups of the staleness of their oldest token at the claim;
     outlived, deaths of workers whose groups were finished later; quarantined, groups that killed a worker that had no
     other group; lent, samples that workers have borrowed; not_reused, groups that were not kept for another use because
-    memory was full. Two numbers may fall: failed_in_a_row, and bytes, the current size of the task's frames. The prompt
-    counters rows, rows_read, rows_unusable and rows_too_long restart when the prompts or the way they are read change.
+    memory was full. Three numbers may fall: failed_in_a_row; consumed, when a trainer goes back to an earlier step; and
+    bytes, the current size of the task's frames. The prompt counters rows, rows_read, rows_unusable and rows_too_long
+    restart when the prompts or the way they are read change.
     """
 
     task: str

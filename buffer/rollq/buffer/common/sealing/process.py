@@ -34,7 +34,7 @@ _HIDE: Final[Mapping[Means, Callable[[Iterable[str]], None]]] = {
     Means.NAMESPACES: move_into_own_root,
 }
 _LIBRARIES: Final = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
-"""The system's paths for shared libraries and for Python's time zone names."""
+"""The system's paths for shared libraries."""
 MOST_FILES: Final = 64
 """The most open files that a sealed process may have."""
 

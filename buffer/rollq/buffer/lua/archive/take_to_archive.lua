@@ -18,7 +18,7 @@ local function cut(clock, most, wait_ms, now)
   local first, step = unpack(redis.call('ZRANGE', leaving, 0, 0, 'WITHSCORES'))
   if not first then return nil end
   local ids = redis.call('ZRANGEBYSCORE', leaving, step, step, 'LIMIT', 0, most)
-  local waited_ms = now - (tonumber(group_fields(clock, first, 'left_ms') or '') or 0) -- 0: somebody has changed it
+  local waited_ms = now - (tonumber(group_fields(clock, first, 'left_ms') or '') or 0) -- 0: it was changed by hand
   local is_due = tonumber(step) < clock.step or #ids == most or waited_ms < 0 or waited_ms >= wait_ms
   if is_due then return ids, step end
 end

@@ -3,8 +3,8 @@
 -- KEYS[1] of a task function is the task's clock. KEYS[1] of a run function is the run's `run` hash. All other keys
 -- share the hash tag of KEYS[1], and are built from its prefix.
 --
--- Every function reads the whole clock. The server keeps clocks in memory between calls, and reads one again when its
--- `revision` has changed. So every write of a clock gives it a new revision.
+-- Every function reads the whole clock. The server keeps clocks in memory between calls, and reads a clock again when
+-- its `revision` has changed. So every write of a clock gives it a new revision.
 
 local MOST_CLOCKS = 1000
 -- stylua: ignore

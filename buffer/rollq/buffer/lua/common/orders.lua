@@ -100,7 +100,7 @@ do
     return rank, chosen.weight
   end
 
-  -- The weight of stale groups that are among the completed ones while the buffer is being saved.
+  -- The weight of stale groups that are among the completed groups while the buffer is being saved.
   local function stale_weight(clock, lowest)
     local total = 0
     for _, id in ipairs(redis.call('ZRANGEBYSCORE', clock.prefix .. 'by_version', '-inf', '(' .. lowest)) do
@@ -158,7 +158,7 @@ local function count_ready(clock, step)
   if sorts_by_version(clock) then
     ready = redis.call('ZCOUNT', completed, stale_bound(stale), '+inf')
   else
-    -- the version index holds completed and aborted groups; stale ones that are not swept yet all count as not ready
+    -- the version index holds completed and aborted groups; stale groups that are not swept yet all count as not ready
     local old = redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. stale_bound(stale))
     ready = math.max(0, redis.call('ZCARD', completed) - old)
   end

@@ -188,7 +188,7 @@ local function with_payloads(run)
   end
 end
 
--- Removes the frame of the whole group when each sample that is left has a later one.
+-- Removes the frame of the whole group when each sample that is left has a later frame.
 local function drop_whole_if_unused(clock, id, letters)
   local key = rollout_key(clock.prefix, id)
   local payload = group_fields(clock, id, 'payload')

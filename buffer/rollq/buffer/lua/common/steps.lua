@@ -111,8 +111,8 @@ end
 
 local file_trained
 do
-  -- Lets a group that may be trained once more live on as a new group with the same samples, in cooling. The old one
-  -- leaves like every trained group. Its field `clone` makes this happen once, however often its step is trained.
+  -- Lets a group that may be trained once more live on as a new group with the same samples, in cooling. The old group
+  -- leaves like every trained group, and its field `clone` makes this happen once, however often its step is trained.
   -- Without `keeps_copies`, there is no room for the new group.
   local function clone_for_reuse(clock, id, step, keeps_copies)
     local key, progress = group_key(clock.prefix, id), clock.prefix .. 'progress'

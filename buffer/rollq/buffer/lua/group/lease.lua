@@ -137,7 +137,7 @@ end
 local function grant_best(clock, ids, request, suspect_count)
   if #ids >= request.want then return end
   -- groups for a step at which old weights would be too old wait for a worker that has swapped; a worker with the live
-  -- weights takes any group, since no worker has better ones
+  -- weights takes any group, since no worker has better weights
   local beyond = '+inf'
   if request.version < clock.version then
     beyond = '(' .. exact(pending_score(request.version + clock.threshold + 1, 0, 0))
@@ -192,7 +192,7 @@ local function lease(keys, args)
   if granted then return describe_all(clock, granted) end
   local runs = clock.control == 'run' or clock.control == 'done'
   if not runs or clock.sleep or clock.version < 0 then return { 0 } end
-  -- an evaluation measures one version: workers with another one take no part
+  -- an evaluation measures one version: workers with another version take no part
   if clock.kind == 'eval' and clock.pin ~= epoch .. ':' .. version then return { 0 } end
   local hoped_version = math.min(tonumber(version), hoped_of(clock, tonumber(epoch)))
   version = math.min(tonumber(version), newest_of(clock, tonumber(epoch)))

@@ -6,14 +6,14 @@
 --   newest, filtered, reward, rewarded, new_tokens, tokens, took_ms, error_text, frame_count, passed,
 --   rewarded_tokens, bytes, rows, counted_in, unjudged, failures, samples
 --   epoch, floors: by which versions were counted   letters: one per sample
---   versions: the one that each sample counts as, comma separated, '-' without tokens
+--   versions: the version that each sample counts as, comma separated, '-' without tokens
 --   token_versions: likewise, the version of the oldest token of each sample
 --   oldest: the version that the group counts as, '-' without tokens   newest: its newest version, or '-'
---   reward: mean of the samples that have one, 0 without   rewarded: how many have one   passed: how many passed
+--   reward: mean over the samples with a reward, else 0   rewarded: how many have a reward   passed: how many passed
 --   rewarded_tokens: response tokens of the samples that have a reward   error_text: '' without an error
 --   bytes: of the frames and payloads given
 --   rows: of the samples, for the trainer (see `rollq.buffer.wire.sample_rows`); '' unless all have ended
---   counted_in: the epoch; or a dead one that made all tokens, whose versions are then as they were in it
+--   counted_in: the epoch; or a dead epoch that made all tokens, whose versions are then as they were in that epoch
 --   unjudged: indices of samples that are whole and were interrupted while they were judged, comma separated
 --   failures: the kind of each sample that failed in this attempt, comma separated
 --   samples: the outcome of each (see `rollq.buffer.wire.sample_outcomes`)
@@ -41,7 +41,7 @@ end
 local function check_samples(clock, letters, versions)
   local count, last = 0, nil
   for version in string.gmatch(versions, EVERY_VERSION) do
-    if version ~= last then check_version(version) end -- samples have few different ones
+    if version ~= last then check_version(version) end -- samples have few different versions
     count, last = count + 1, version
   end
   local is_whole_group = #letters == clock.group_size and count == clock.group_size
@@ -236,7 +236,7 @@ local function store_group(clock, group, result, status, totals, now)
   forget_lease(result.key)
 end
 
--- Files a group under its status; completed, aborted and gathered ones when the call ends. Returns the word for it.
+-- Files a group under its status; completed, aborted and gathered groups when the call ends. Returns the word for it.
 local function file(clock, group, result, status, totals)
   if status == 'restarted' then
     redis.call('HSET', result.key, 'tries', 0)
@@ -357,8 +357,8 @@ local function new_totals()
     filed = { completed = {}, aborted = {}, gathered = {} }, -- scores and ids by status
     window = {}, -- groups by status
     failures = {}, -- samples that failed, by kind
-    failed = 0, -- groups since the last one that ended in another way
-    others = false, -- whether there was one
+    failed = 0, -- groups since the last group that did not fail
+    others = false, -- whether there was such a group
     timings = {},
     outcomes = {},
   }

@@ -3,7 +3,7 @@
 -- KEYS: clock
 -- ARGV: incarnation, then per part: id, attempt, nonce, number, index, letter, version, token_version, begins, part
 --   number: how many parts of its group came before it   index: of its sample   letter: of its sample so far
---   version: the one that the part counts as, '-' without tokens   token_version: the version of its oldest token
+--   version: the version that the part counts as, '-' without tokens   token_version: the version of its oldest token
 --   begins: 1 when the part is the sample from its first token
 -- Returns: one word per part: `kept`; `full` when its group has MOST_PARTS parts, or would have more than
 --   MOST_PART_BYTES of them; or `refused`

@@ -5,7 +5,7 @@
 --   incarnation: of the run, '' for one whose restore did not end
 -- Returns: the incarnation that is being deleted
 -- Caller: Deletion.delete_run; operators
--- Repeat: returns the same, and so does another process after the first one died
+-- Repeat: returns the same, even to another process after the first process died
 local function begin_delete(keys, args)
   local incarnation = unpack(args)
   check_given(incarnation)

@@ -2,8 +2,8 @@
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, schema, model, tokenizer, payloads, then (name, identity)...
---   model, tokenizer: fingerprints, '' when unknown   payloads: 'store' when some may be outside of the run's
---   servers, 'server' when that is the folder of an embedded one, else ''
+--   model, tokenizer: fingerprints, '' when unknown   payloads: 'store' when some may be outside the run's servers,
+--   'server' when some may be in the folder of an embedded server, else ''
 --   name, identity: something that roles must agree on, such as the environment of a task, and a string that identifies
 --   it
 -- Returns: the incarnation of the run

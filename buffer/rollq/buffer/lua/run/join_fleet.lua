@@ -9,9 +9,9 @@
 -- Caller: Leasing.join_fleet; workers, every second
 -- Repeat: writes the same again
 --
--- Each report changes sums, so that no call looks at every worker. The hash `fleet` has a field for each worker that
+-- Each report changes sums, so that no call reads every worker. The hash `fleet` has a field for each worker that
 -- takes groups, 'places load tokens_per_s open', and the sums under FLEET_SUMS. A speed of 0 is still unknown: such a
--- worker's places are new ones. The sorted set `fleet_seen` has the time of each worker's last report.
+-- worker's places count as new. The sorted set `fleet_seen` has the time of each worker's last report.
 local FLEET_SUMS = '+' -- no worker's name has it
 
 -- The sums: workers, measured places, tokens per second, new places, load, open samples.
