@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zoneinfo
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -235,6 +236,19 @@ def test_a_sealed_process_still_computes_and_imports(means: Means) -> None:
         assert os.cpu_count()
 
     assert forked(compute, means) == "did it"
+
+
+def test_a_sealed_process_has_the_time_zones_of_the_system(means: Means) -> None:
+    def zones() -> list[str]:
+        named = [Path(folder, "Europe/Berlin") for folder in zoneinfo.TZPATH]
+        return [str(path) for path in (*named, Path("/etc/localtime")) if path.exists() and path.read_bytes()]
+
+    known = zones()
+
+    def look() -> None:
+        assert zones() == known
+
+    assert forked(look, means) == "did it"
 
 
 def test_all_reasons_are_given_if_a_process_cannot_be_sealed() -> None:

@@ -33,22 +33,25 @@ _HIDE: Final[Mapping[Means, Callable[[Iterable[str]], None]]] = {
     Means.LANDLOCK: allow_only_reading,
     Means.NAMESPACES: move_into_own_root,
 }
-_LIBRARIES: Final = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
-"""The system's paths for shared libraries."""
+_SYSTEM: Final = (
+    *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"),
+    *("/etc/localtime", "/usr/share/zoneinfo", "/usr/share/lib/zoneinfo", "/etc/zoneinfo"),
+)
+"""The system's paths for shared libraries, and for time zones."""
 MOST_FILES: Final = 64
 """The most open files that a sealed process may have."""
 
 
 def python_folders() -> list[str]:
-    """Folders with Python, installed packages, rollq and shared libraries, both as named and with links resolved.
-    A program's own folder and the folders in `PYTHONPATH` are excluded.
+    """Folders with Python, installed packages, rollq, shared libraries and time zones, both as named and with links
+    resolved. A program's own folder and the folders in `PYTHONPATH` are excluded.
     """
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed += site.getsitepackages()
     if (own := site.getusersitepackages()) in sys.path:
         installed.append(own)
     installed += rollq.__path__
-    named = [os.path.abspath(path) for path in (*installed, *_LIBRARIES)]
+    named = [os.path.abspath(path) for path in (*installed, *_SYSTEM)]
     return list(dict.fromkeys([*named, *map(os.path.realpath, named)]))
 
 
