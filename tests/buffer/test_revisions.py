@@ -109,6 +109,13 @@ def test_an_edited_bound_is_refused_by_its_own_name_where_tokens_are_masked() ->
         changed_by_file(masked, masked, edited, 5)
 
 
+def test_an_added_bound_of_tokens_is_refused_even_if_it_is_the_former_default() -> None:
+    plain = TaskRules(batch_groups=16, max_staleness=4)
+    edited = TaskRules(batch_groups=16, max_staleness=8, max_token_staleness=4)
+    with pytest.raises(ConfigError, match=r"^max_token_staleness = 4, and the run has none: it cannot change"):
+        changed_by_file(plain, plain, edited, 5)
+
+
 def test_statistics_may_be_turned_on_but_not_off() -> None:
     on = changed_by_hand(RULES, {"prompt_stats": "true"}, 5)
     assert on.prompt_stats

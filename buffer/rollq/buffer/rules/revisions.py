@@ -137,8 +137,8 @@ def changed_by_file(rules: TaskRules, former: TaskRules, file: TaskRules, step: 
     Raises `ConfigError` naming a rule that cannot change.
     """
     edited = {name: getattr(file, name) for name in differences(former, file)}
-    if former.token_threshold == file.token_threshold and {*edited} & {"max_staleness"}:
-        edited.pop("max_token_staleness", None)  # the bound itself has not changed
+    if former.token_threshold == file.token_threshold and file.max_token_staleness is None:
+        edited.pop("max_token_staleness", None)  # the default is the number that the file had
     for name in edited:
         if name in FIXED_RULES:
             values = f"{shown(getattr(file, name))}, and the run has {shown(getattr(rules, name))}"
