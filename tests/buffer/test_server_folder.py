@@ -16,7 +16,7 @@ from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.payloads.folders_and_buckets import Folder
 from rollq.buffer.payloads.object_payloads import MARKER
-from rollq.buffer.payloads.router import SERVER_FOLDER, SERVER_FOLDER_MIN_BYTES
+from rollq.buffer.payloads.router import MIN_BYTES, SERVER_FOLDER, SERVER_FOLDER_MIN_BYTES
 from rollq.buffer.rules.settings import PayloadSettings
 from rollq.buffer.store import server_folder
 from rollq.buffer.store.connection import connect
@@ -53,6 +53,14 @@ def files_of(server: EmbeddedServer, run: str) -> list[Path]:
 def place_of(buffer: Buffer) -> str:
     place: bytes = buffer.send("HGET", buffer.keys.info, "payloads")
     return place.decode()
+
+
+def test_the_setting_names_both_of_its_defaults() -> None:
+    described = PayloadSettings.model_fields["min_bytes"].description
+    assert described is not None
+    assert described.endswith(
+        f"default: {MIN_BYTES >> 20} MiB, and {SERVER_FOLDER_MIN_BYTES >> 10} KiB in the folder of an embedded server"
+    )
 
 
 def test_large_groups_are_in_the_folder_and_outlive_a_killed_server(world: World, fresh_server: EmbeddedServer) -> None:

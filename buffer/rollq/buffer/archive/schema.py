@@ -34,7 +34,7 @@ COLUMNS = {
     "epoch": "epoch by which its versions were last counted",
     "status": "the sample's: `completed`, `failed`, or `aborted` and `pending` in unfinished groups",
     "finish_reason": "`stop`, `length`, `tool_calls`, `abort`, `error`",
-    "reward": "the judge's",
+    "reward": "the judge's reward, after penalties",
     "reward_parts": "named parts of the reward, as JSON",
     "prompt": "text, or messages as JSON",
     "answer": "the answer key, as JSON",

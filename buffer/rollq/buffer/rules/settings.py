@@ -55,8 +55,8 @@ class PayloadSettings(Settings):
         default=None,
         gt=0,
         description=(
-            "smallest frame that is kept there; smaller ones stay on the servers; default: 1 MiB, and 4 MiB in the "
-            "folder of an embedded server"
+            "smallest frame that is kept there; smaller ones stay on the servers; default: 1 MiB, and 512 KiB "
+            "in the folder of an embedded server"
         ),
     )
 
