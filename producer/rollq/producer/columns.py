@@ -221,13 +221,6 @@ class Columns:
         if tools and isinstance(content, str):
             raise ValueError(f"{name}: the chat template shows tools, and the prompt is a string: set chat = true")
 
-    def _check_chat(self, name: str, row: Mapping[str, Any], content: Content) -> None:
-        """Raise `ValueError` for a row with tools if the chat template does not render its prompt."""
-        if look_up(row, self.ids_field) is not None:
-            raise ValueError(f"{name}: the chat template shows tools, and token ids bypass it: leave out one of them")
-        if isinstance(content, str):
-            raise ValueError(f"{name}: the chat template shows tools, and the prompt is a string: set chat = true")
-
     def _with_reply_prefix(self, field: str, content: Content) -> Content:
         """The content with the start of the assistant's reply, if the settings have one."""
         if not self.reply_prefix:
