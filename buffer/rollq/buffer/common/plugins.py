@@ -29,14 +29,15 @@ def load_plugin(kind: str, name: str, builtins: Mapping[str, Any]) -> Any:
 def _imported(what: str, module_name: str, attribute: str) -> Any:
     try:
         module = import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{what}: cannot import {module_name!r}: {_reason(error)}") from error
     if not hasattr(module, attribute):
-        raise ConfigError(f"{what}: module {module_name!r} has no {attribute!r}")
+        file = getattr(module, "__file__", None) or "built into Python"
+        raise ConfigError(f"{what}: module {module_name!r} ({file}) has no {attribute!r}")
     return getattr(module, attribute)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Why a module cannot be imported, with the location of an error that the module itself raises."""
     match error:
         case ImportError():
