@@ -58,7 +58,7 @@ def _environment(count: int) -> Mapping[str, str]:
 def _start(rank: int, arguments: Sequence[str], common: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     # in a new session: the terminal sends Ctrl-C to the launcher alone, which passes it on once
     return subprocess.Popen(
-        [sys.executable, "-m", "rollq.consumer.launch", *arguments],
+        [sys.executable, "-P", "-m", "rollq.consumer.launch", *arguments],
         env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), LAUNCHER: str(os.getpid())},
         start_new_session=True,
     )

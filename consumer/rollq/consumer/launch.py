@@ -19,6 +19,8 @@ LAUNCHER = "ROLLQ_LAUNCHER"
 def main() -> None:
     """Run the command `rollq train` with the arguments of this process."""
     die_with_parent(signal.SIGKILL, int(os.environ.pop(LAUNCHER, os.getppid())))
+    if not sys.flags.safe_path:
+        sys.path.pop(0)  # the working folder, under torchrun: user code comes from the settings file's folder
     sys.argv[1:1] = ["train"]
     entry_points(group="console_scripts")["rollq"].load()()
 

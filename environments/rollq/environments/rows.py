@@ -168,7 +168,7 @@ def made_rows(
         "PYTHONHASHSEED": str(hash_seed),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
-    command = [sys.executable, "-m", "rollq.environments.making_rows"]
+    command = [sys.executable, "-P", "-m", "rollq.environments.making_rows"]
     limit = limit or TimeLimit(threading.TIMEOUT_MAX)
     with row_process(command, variables, exact_json.dumps(asked)) as making, limit.on(making.process):
         yield from making.rows()

@@ -1,12 +1,14 @@
 """Which roles `rollq up` runs for a settings file."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from rollq.buffer.errors import ConfigError
 from rollq.cli.settings.file import load_settings
-from rollq.cli.up.roles import check_roles, role_commands
+from rollq.cli.up.roles import ROLLQ, check_roles, role_commands
 from rollq.cli.up.run import run_folder
 
 TASK = '[tasks.math]\nprompts = "p.jsonl"\nbatch_groups = 2\n'
@@ -48,3 +50,10 @@ def test_a_file_without_roles_is_refused(tmp_path: Path) -> None:
     file = settings_file(tmp_path, OFFLINE)
     with pytest.raises(ConfigError, match="there is nothing to run: every task has offline = true"):
         check_roles(load_settings(file), file)
+
+
+@pytest.mark.parametrize("command", [(*ROLLQ, "train"), (sys.executable, "-m", "rollq.consumer.launch")])
+def test_roles_import_nothing_from_the_working_folder(command: tuple[str, ...], tmp_path: Path) -> None:
+    """There may be another project, with a `rewards.py` of its own."""
+    (tmp_path / "click.py").write_text("raise SystemExit(77)")
+    assert subprocess.run([*command, "--help"], cwd=tmp_path, capture_output=True).returncode == 0

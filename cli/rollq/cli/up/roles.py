@@ -10,7 +10,8 @@ from rollq.buffer.errors import ConfigError
 from rollq.cli.run_location import fingerprints
 from rollq.cli.settings.model import RollqSettings
 
-ROLLQ = (sys.executable, "-m", "rollq.cli.main")
+ROLLQ = (sys.executable, "-P", "-m", "rollq.cli.main")
+"""The command `rollq`. `-P`: user code comes from the settings file's folder, never from the working folder."""
 
 
 class RoleCommand(NamedTuple):
