@@ -260,6 +260,8 @@ class Intake:
         return held
 
     def _ended(self, held: HeldLease, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled():
+            task.exception()  # of the run, such as `StoreLost`: the worker's other calls raise it too
         self._places.of(held.lease.task).leave(held)
         self._table.remove(held)
         if self._table.idle and not self._control.open_tasks:

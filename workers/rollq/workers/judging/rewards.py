@@ -81,7 +81,7 @@ def failed_as_wrong(verdict: Verdict) -> Verdict:
 def check_reward(answer: Any) -> Verdict:
     """Make the verdict for a reward. Raises `ValueError` unless the reward and its parts are finite numbers."""
     if not isinstance(answer, Mapping):
-        return Verdict(finite(answer, "a number, or a mapping of names to numbers,"))
+        return Verdict(finite(answer, "a number, or a mapping of names to numbers"))
     if SCORE in answer:
         return _with_facts(answer)
     parts = {str(name): _part(answer, name) for name in answer}

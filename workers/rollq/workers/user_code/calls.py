@@ -171,6 +171,7 @@ async def in_thread(function: Callable[..., Any], *args: Any, done: Callable[[],
             error = raised
         except BaseException as raised:  # noqa: BLE001 - such as SystemExit, which would end the event loop
             error = RuntimeError(repr(raised))
+            error.__cause__ = raised  # with the line that raised it
         if not loop.is_closed():
             loop.call_soon_threadsafe(deliver, result, error)
 
