@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,16 @@ def test_a_group_is_judged_once_by_its_finished_samples_in_their_order(
     assert samples[0].extra["judge"] == "rank"
     assert ([] if isolate else [[("0", None), ("2", None), ("3", None)]]) == ASKED  # another process has its own list
     world.world.check()
+
+
+def leaks(prompt: Prompt, samples: Sequence[Sample]) -> list[float]:
+    return [float(len(Path(__file__).read_bytes())) for _ in samples]
+
+
+def test_a_sealed_group_judge_reads_no_files(buffer: Buffer, server_url: str) -> None:
+    world = WorkerWorld(buffer, server_url, asks("leaks", isolate_judge="sealed"))
+    ended(world, Status.FAILED)
+    assert "PermissionError" in world.error(1)
 
 
 @pytest.mark.parametrize("isolate", [False, True])

@@ -21,7 +21,7 @@ from rollq.buffer.wire.frame_decoding import decode_samples
 from rollq.buffer.wire.frame_encoding import encode_samples
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
 from rollq.workers.judging.judge import JudgeContext, takes_pools, with_pools
-from rollq.workers.judging.process_pool import JudgeFailed
+from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
 from rollq.workers.judging.rewards import (
     SCORE,
     Credit,
@@ -86,13 +86,18 @@ def make_group_judge(path: str, context: JudgeContext) -> GroupJudge:
         function = with_pools(function, POOLS_GROUP_JUDGE, path, context.pools)
     check_function(function, ISOLATED_GROUP_JUDGE if context.isolate else GROUP_JUDGE, path)
     if context.isolate:
-        return GroupJudge(path, UserFunction.wrap(partial(_isolated, path, context), None, quick=False))
+        processes = context.processes_of(path, __name__)
+        return GroupJudge(
+            path, UserFunction.wrap(partial(_isolated, path, processes, context.timeout_s), None, quick=False)
+        )
     return GroupJudge(path, UserFunction.wrap(_listing(function), context.timeout_s, quick=False))
 
 
-async def _isolated(path: str, context: JudgeContext, prompt: Prompt, samples: Sequence[Sample]) -> list[Any]:
+async def _isolated(
+    path: str, processes: JudgePool, timeout_s: float, prompt: Prompt, samples: Sequence[Sample]
+) -> list[Any]:
     args, blob = (path, encode_prompt(prompt).decode()), encode_samples(samples)
-    answer: Any = await context.processes.call(call_group_judge, *args, blob=blob, timeout_s=context.timeout_s)
+    answer: Any = await processes.call(call_group_judge, *args, blob=blob, timeout_s=timeout_s)
     return [Credit(**entry) if entry and "tokens" in entry else entry and entry["reward"] for entry in answer[ENTRIES]]
 
 

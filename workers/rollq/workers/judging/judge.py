@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from rollq.buffer.common.log_once import LogOnce
+from rollq.buffer.common.sealing.probe import require_sealing
 from rollq.buffer.common.user_functions import Contract, check_function
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.failures import SampleFailed
@@ -38,6 +39,14 @@ class JudgeContext:
     processes: JudgePool
     isolate: Literal[False, True, "sealed"] = False
     pools: Mapping[str, ModelPool] = field(default_factory=dict)
+
+    def processes_of(self, path: str, *modules: str) -> JudgePool:
+        """The processes for the custom function at `path`, which `modules` call. Raises `ConfigError` if they must be
+        sealed and cannot be."""
+        if self.isolate != "sealed":
+            return self.processes
+        require_sealing('isolate_judge = "sealed"', "set it to true if you trust the judge with the model's text")
+        return self.processes.sealed(*modules, path.rpartition(".")[0])
 
 
 async def nothing_to_close() -> None:

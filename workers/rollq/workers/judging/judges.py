@@ -14,7 +14,6 @@ import numpy as np
 from pydantic import ValidationError
 
 from rollq.buffer.common.plugins import load_plugin
-from rollq.buffer.common.sealing.probe import require_sealing
 from rollq.buffer.common.user_functions import ISOLATED_JUDGE, JUDGE, POOLS_JUDGE, check_function
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.settings_errors import explanation
@@ -86,10 +85,7 @@ def _custom(path: str, function: Callable[..., Any], context: JudgeContext) -> U
 
 def _isolated(path: str, context: JudgeContext) -> UserFunction:
     """A custom judge that runs in a separate process."""
-    processes, sealed = context.processes, context.isolate == "sealed"
-    if sealed:
-        require_sealing('isolate_judge = "sealed"', "set it to true if you trust the judge with the model's text")
-        processes = processes.sealed(__name__, path.rpartition(".")[0])
+    processes, sealed = context.processes_of(path, __name__), context.isolate == "sealed"
 
     async def isolated(prompt: Prompt, sample: Sample) -> Answer:
         args = (path, encode_prompt(prompt).decode())
