@@ -1,6 +1,7 @@
 """`Buffer`: the public replay buffer, with one typed method for each thing that can happen to a group."""
 
 from rollq.buffer.calls.exclusion import Excluding
+from rollq.buffer.calls.insertion import Insertion
 from rollq.buffer.calls.runs import Deletion
 from rollq.buffer.roles import (
     ArchiverBuffer,
@@ -21,6 +22,7 @@ class Buffer(
     TrainerBuffer,
     MonitorBuffer,
     ArchiverBuffer,
+    Insertion,
     Excluding,
     Saving,
     Restoring,

@@ -1,6 +1,6 @@
 """The buffer as each role may use it, checked by mypy. Each class combines the kinds of calls that one role needs.
 `Buffer` has all calls, so a `Buffer` can be passed wherever one of these classes is expected. Only the operator, who
-has a `Buffer`, saves and restores.
+has a `Buffer`, inserts finished groups, saves and restores.
 """
 
 from rollq.buffer.calls.admission import Admission
@@ -9,7 +9,6 @@ from rollq.buffer.calls.batches import Batches
 from rollq.buffer.calls.coordination import Coordination
 from rollq.buffer.calls.evaluations import Evaluations
 from rollq.buffer.calls.group_lives import Living
-from rollq.buffer.calls.insertion import Insertion
 from rollq.buffer.calls.inspection import Inspection
 from rollq.buffer.calls.lending import Lending
 from rollq.buffer.calls.payload_removal import Collecting
@@ -18,8 +17,8 @@ from rollq.buffer.calls.training import Training
 from rollq.buffer.query.pages import Paging
 
 
-class ProducerBuffer(Batches, Admission, Insertion, Collecting, Inspection):
-    """Admits prompts, fills evaluations, inserts finished groups, sweeps, and sets a task's control."""
+class ProducerBuffer(Batches, Admission, Collecting, Inspection):
+    """Admits prompts, fills evaluations, sweeps, and sets a task's control."""
 
 
 class CoordinatorBuffer(Coordination, Collecting, Inspection):

@@ -48,6 +48,7 @@ from rollq.buffer.values.rollouts import GroupResult, Status
 from rollq.monitor.doctor.examine import measured_tasks
 from rollq.monitor.status.read import read_status
 from support.buffer_run import World, make_sample, text_of
+from support.finished_groups import finished_groups
 from support.waiting import wait_until
 
 RUN, OTHER_RUN = "sums", "other"
@@ -484,6 +485,18 @@ def test_every_role_may_bring_an_edited_file(users: Users, role: Role) -> None:
     with users.buffer(role) as buffer:
         buffer.register_task("math", file.model_copy(update={"max_staleness": 3, "batch_groups": 4}))
         assert (buffer.clock("math").rules.max_staleness, buffer.clock("math").rules_revision) == (3, 2)
+
+
+def test_the_operator_alone_starts_a_run_with_finished_groups(users: Users) -> None:
+    rules = TaskRules(batch_groups=2, group_size=2, offline=True)
+    with users.buffer(Role.OPERATOR) as operator:
+        operator.create_run()
+        operator.register_task("demos", rules)
+        assert operator.insert("demos", finished_groups(2), source="expert") == 2
+    with users.buffer(Role.PRODUCER) as producer, pytest.raises(ServerRefused, match="rollq runs acl"):
+        producer.insert("demos", finished_groups(1), source="planted")
+    with users.buffer(Role.TRAINER) as trainer:
+        assert trainer.counts("demos").progress["inserted"] == 2
 
 
 def test_a_user_that_may_not_look_for_keys_deletes_nothing(users: Users) -> None:

@@ -7,7 +7,7 @@
 --   rows: of its samples, for the trainer (see `rollq.buffer.wire.sample_rows`)   samples: their outcomes (see
 --   `rollq.buffer.wire.sample_outcomes`)   frame: of the WHOLE group
 -- Returns: how many groups of the source were inserted so far
--- Caller: Insertion.insert; producers
+-- Caller: Insertion.insert; operators
 -- Repeat: finds that more of the source was inserted, and inserts nothing
 local FIRST_GROUP = 4
 local GROUP_ARGS = 7

@@ -3,7 +3,7 @@
 -- KEYS: run
 -- ARGV: incarnation, task
 -- Returns: 1 when it was added, 0 when it was listed
--- Caller: Registry.register_task; every role, when it starts
+-- Caller: Registry.register_task; every role, when it starts, and operators
 -- Repeat: changes nothing
 local function add_task(keys, args)
   local incarnation, task = unpack(args)

@@ -7,7 +7,7 @@
 --   name, identity: something that roles must agree on, such as the environment of a task, and a string that identifies
 --   it
 -- Returns: the incarnation of the run
--- Caller: BufferCore.create_run; every role, when it starts
+-- Caller: BufferCore.create_run; every role, when it starts, and operators
 -- Repeat: compares and changes nothing
 local function refuse_mismatch(name, found, asked)
   if found == '' or asked == '' or found == asked then return nil end

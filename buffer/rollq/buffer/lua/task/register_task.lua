@@ -5,7 +5,7 @@
 --   events: the channels of wake-ups, without their kind   record, file, digest: as in change_rules
 --   rules: name, value of each
 -- Returns: the epoch of the clock
--- Caller: Registry.register_task; every role, when it starts
+-- Caller: Registry.register_task; every role, when it starts, and operators
 -- Repeat: changes nothing
 local FIRST_RULE = 10
 
