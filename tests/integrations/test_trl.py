@@ -14,7 +14,8 @@ from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.errors import ConfigError, FencedError, InvalidGroup, ProductionStopped, SyncFirst
 from rollq.buffer.weights.loading import load_weights
 from rollq.consumer import Batch, Consumer, ConsumerSettings
-from rollq.integrations.trl import RollqGRPOTrainer, connect, installed
+from rollq.integrations import trl
+from rollq.integrations.trl import installed
 from rollq.integrations.trl.checkpoints import begin, finish, newest_checkpoint
 from rollq.integrations.trl.limits import check_config
 from support.finished_groups import finished_group
@@ -89,8 +90,8 @@ def test_stop_ends_training_after_a_step_with_a_checkpoint(
     args = config(tmp_path, save_steps=100, save_total_limit=1)
     for last in (2, 3):
         stop = threading.Event()
-        with connect(server_url, run=run, model=model_folder, args=args, stop=stop) as consumer:
-            trainer = RollqGRPOTrainer(
+        with trl.connect(server_url, run=run, model=model_folder, args=args, stop=stop) as consumer:
+            trainer = trl.RollqGRPOTrainer(
                 str(model_folder), args, consumer, max_tokens=400, callbacks=[At(last, stop.set)]
             )
             assert trainer.train().global_step == last
@@ -109,7 +110,7 @@ def test_training_ends_with_the_error_of_the_consumer(
     buffer.set_control("demos", Control.STOPPED, "few were worth training")
     args = config(tmp_path)
     with (
-        connect(server_url, run=run_name, model=model_folder, args=args) as consumer,
+        trl.connect(server_url, run=run_name, model=model_folder, args=args) as consumer,
         pytest.raises(ProductionStopped, match="few were worth training"),
     ):
         train(model_folder, args, consumer, Norms())
@@ -128,8 +129,8 @@ def test_a_trainer_that_was_replaced_ends_with_a_fenced_error(
         with Consumer.connect(server_url, run=run, weights=model_folder, settings=other):
             pass
 
-    with connect(server_url, run=run, model=model_folder, args=args) as consumer:
-        trainer = RollqGRPOTrainer(str(model_folder), args, consumer, max_tokens=400, callbacks=[At(2, replace)])
+    with trl.connect(server_url, run=run, model=model_folder, args=args) as consumer:
+        trainer = trl.RollqGRPOTrainer(str(model_folder), args, consumer, max_tokens=400, callbacks=[At(2, replace)])
         with pytest.raises(FencedError, match="epoch 1 was replaced by epoch 2"):
             trainer.train()
 
@@ -199,7 +200,7 @@ def test_a_batch_that_cannot_be_trained_stays_claimed(
 ) -> None:  # fmt: skip
     args = config(tmp_path, save_strategy="no", **changed)
     with Consumer.connect(server_url, run=run, weights=model_folder) as consumer:
-        trainer = RollqGRPOTrainer(str(model_folder), args, consumer, max_tokens=max_tokens)
+        trainer = trl.RollqGRPOTrainer(str(model_folder), args, consumer, max_tokens=max_tokens)
         with pytest.raises((ConfigError, InvalidGroup), match=message):
             trainer.train()
         assert consumer.step == 1
@@ -224,7 +225,7 @@ def test_samples_without_usable_logprobs_change_no_weights(
     insert_groups(buffer, steps=0)
     buffer.insert("demos", [finished_group(number, 4, logprobs=logprobs) for number in range(3)], source="bad")
     with Consumer.connect(server_url, run=run_name, weights=model_folder) as consumer:
-        trainer = RollqGRPOTrainer(str(model_folder), config(tmp_path), consumer, max_tokens=400)
+        trainer = trl.RollqGRPOTrainer(str(model_folder), config(tmp_path), consumer, max_tokens=400)
         with pytest.raises(InvalidGroup, match=message):
             trainer.train()
     assert trainer.model.state_dict()["lm_head.weight"].equal(tiny_qwen3().lm_head.weight)
@@ -234,7 +235,7 @@ def test_another_checkpoint_than_that_of_the_consumer_is_refused(
     server_url: str, run: str, model_folder: Path, tmp_path: Path
 ) -> None:
     with Consumer.connect(server_url, run=run, weights=model_folder) as consumer:
-        trainer = RollqGRPOTrainer(str(model_folder), config(tmp_path), consumer, max_tokens=400)
+        trainer = trl.RollqGRPOTrainer(str(model_folder), config(tmp_path), consumer, max_tokens=400)
         with pytest.raises(ConfigError, match="the consumer resumes from step 0; leave it out"):
             trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 

@@ -21,7 +21,7 @@ from rollq.consumer.objective.token_logprobs import token_logprobs
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trainer.learner import Learner
 from rollq.consumer.trainer.ranks import Ranks
-from rollq.integrations.trl import RollqGRPOTrainer
+from rollq.integrations import trl
 from rollq.integrations.trl.inputs import grpo_inputs
 from support.consumer_groups import random_groups
 from support.manual_worker import TEMPERATURE, HandWorker, make_run
@@ -104,11 +104,11 @@ def test_ten_gradient_norms_are_those_of_rollq_and_of_plain_pytorch(
 
 
 @pytest.fixture(scope="module")
-def trainer(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> RollqGRPOTrainer:
+def trainer(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> "trl.RollqGRPOTrainer":
     """A trainer of which only the loss is used."""
     args = config(tmp_path_factory.mktemp("trl"), temperature=0.8, max_completion_length=64)
     idle: Any = SimpleNamespace(step=1)
-    return RollqGRPOTrainer(str(model_folder), args, idle, max_tokens=100)
+    return trl.RollqGRPOTrainer(str(model_folder), args, idle, max_tokens=100)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def trainer(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Rol
 )
 @pytest.mark.parametrize("count", [3, 20])
 def test_a_loss_of_trl_has_the_gradient_of_the_batch_however_it_is_split(
-    trainer: RollqGRPOTrainer, loss_type: str, aggregation: str, count: int
+    trainer: "trl.RollqGRPOTrainer", loss_type: str, aggregation: str, count: int
 ) -> None:
     """The batch has failed samples, tokens of the environment, and for all but one loss samples of two segments."""
     batch = Batch.build(1, random_groups(3))
@@ -139,7 +139,7 @@ def test_a_loss_of_trl_has_the_gradient_of_the_batch_however_it_is_split(
 def test_a_divergence_from_the_initial_model_has_the_gradient_of_rollq(model_folder: Path, tmp_path: Path) -> None:
     args = config(tmp_path, temperature=0.8, beta=0.1, use_bias_correction_kl=False)
     idle: Any = SimpleNamespace(step=1)
-    trainer = RollqGRPOTrainer(str(model_folder), args, idle, max_tokens=100)
+    trainer = trl.RollqGRPOTrainer(str(model_folder), args, idle, max_tokens=100)
     model, reference = tiny_qwen3(1), tiny_qwen3()
     trainer.model.load_state_dict(model.state_dict())
     trainer.model.train()

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from transformers import TrainingArguments
-from trl import GRPOConfig
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
 from rollq.consumer import Batch
-from rollq.integrations.trl import RollqGRPOTrainer
+from rollq.integrations import trl
 from rollq.integrations.trl.limits import EXACT, REFUSED, UNUSED, check_batch
 from support.consumer_groups import VOCABULARY, make_group, make_sample, make_segment
 from support.model_families import make_model
@@ -21,6 +20,8 @@ from support.trl_runs import Norms, config
 
 def own_settings() -> set[str]:
     """The settings that TRL adds to those of transformers."""
+    from trl import GRPOConfig
+
     return {one.name for one in fields(GRPOConfig)} - {one.name for one in fields(TrainingArguments)}
 
 
@@ -38,7 +39,7 @@ def test_the_page_about_trl_names_each_setting_that_has_an_effect() -> None:
 def norm_of(model: Path, folder: Path, micro_batches: int, changed: dict[str, Any]) -> float:
     args = config(folder, max_steps=1, gradient_accumulation_steps=micro_batches, save_strategy="no", **changed)
     norms = Norms()
-    trainer = RollqGRPOTrainer(str(model), args, MadeBatches(), max_tokens=400, callbacks=[norms])  # type: ignore[arg-type]
+    trainer = trl.RollqGRPOTrainer(str(model), args, MadeBatches(), max_tokens=400, callbacks=[norms])  # type: ignore[arg-type]
     trainer.train()
     return norms.by_step["1"]
 
@@ -95,7 +96,7 @@ def test_weights_that_would_lose_their_updates_are_warned_of(
     model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     args = config(tmp_path, model_init_kwargs={"dtype": "bfloat16"})
-    RollqGRPOTrainer(str(model_folder), args, MadeBatches(), max_tokens=400)  # type: ignore[arg-type]
+    trl.RollqGRPOTrainer(str(model_folder), args, MadeBatches(), max_tokens=400)  # type: ignore[arg-type]
     assert "the model has weights in bfloat16, whose updates are rounded away" in caplog.text
 
 
@@ -103,8 +104,8 @@ def test_a_mixture_of_experts_is_refused_with_its_balancing_loss(tmp_path: Path)
     mixture = make_model(tmp_path / "mixture", "qwen3_moe", 0)
     args = config(tmp_path, router_aux_loss_coef=0.01)
     with pytest.raises(ConfigError, match=r"router_aux_loss_coef = 0\.01: set it to 0: the balancing loss"):
-        RollqGRPOTrainer(str(mixture), args, MadeBatches(), max_tokens=400)  # type: ignore[arg-type]
-    RollqGRPOTrainer(str(mixture), config(tmp_path, router_aux_loss_coef=0), MadeBatches(), max_tokens=400)  # type: ignore[arg-type]
+        trl.RollqGRPOTrainer(str(mixture), args, MadeBatches(), max_tokens=400)  # type: ignore[arg-type]
+    trl.RollqGRPOTrainer(str(mixture), config(tmp_path, router_aux_loss_coef=0), MadeBatches(), max_tokens=400)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -4,24 +4,26 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, TrainerCallback
-from trl import GRPOConfig
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.values.rollouts import FinishedGroup, Prompt
 from rollq.consumer import Consumer
-from rollq.integrations.trl import RollqGRPOTrainer, connect
+from rollq.integrations import trl
 from support.consumer_groups import VOCABULARY
 from support.finished_groups import finished_sample
 from support.forked_ranks import run_in_ranks
 from support.tiny_qwen3 import tiny_qwen3
+
+if TYPE_CHECKING:  # takes seconds to import, in every test process
+    from trl import GRPOConfig
 
 NORMS = "norms.json"
 STEPS = 5
@@ -36,8 +38,10 @@ def save_model(folder: Path) -> Path:
     return folder
 
 
-def config(output: Path, **changed: Any) -> GRPOConfig:
+def config(output: Path, **changed: Any) -> "GRPOConfig":
     """Settings of a short training on the CPU."""
+    from trl import GRPOConfig
+
     values: dict[str, Any] = {
         "max_steps": STEPS,
         "learning_rate": 3e-3,
@@ -85,9 +89,9 @@ class Norms(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(model: Path, args: GRPOConfig, consumer: Consumer, norms: Norms, *, max_tokens: int = 400) -> Any:
+def train(model: Path, args: "GRPOConfig", consumer: Consumer, norms: Norms, *, max_tokens: int = 400) -> Any:
     """Train with an open consumer, and return the model."""
-    trainer = RollqGRPOTrainer(str(model), args, consumer, max_tokens=max_tokens, callbacks=[norms])
+    trainer = trl.RollqGRPOTrainer(str(model), args, consumer, max_tokens=max_tokens, callbacks=[norms])
     trainer.train()
     return trainer.accelerator.unwrap_model(trainer.model)
 
@@ -119,7 +123,7 @@ def _train_rank(
     url: str, run: str, model: Path, output: Path, killed_after: int | None, changed: Mapping[str, Any]
 ) -> None:
     args, norms = config(output, **changed), Norms(killed_after)
-    with connect(url, run=run, model=model, args=args) as consumer:
+    with trl.connect(url, run=run, model=model, args=args) as consumer:
         train(model, args, consumer, norms)
     if args.process_index == 0:
         (output / NORMS).write_bytes(orjson.dumps(norms.by_step))
