@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import openai
 import pytest
-from openai import OpenAI
 
 from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.gateway.calls import Answer, Call, CallRefused
@@ -13,6 +11,8 @@ from support.canned_gateway import CannedGateway, canned
 
 
 def ask(server: CannedGateway, **options: Any) -> Any:
+    from openai import OpenAI
+
     with OpenAI(base_url=f"{server.url}/v1", api_key="key") as sdk:
         completion = sdk.completions.create(**{"model": "policy", "prompt": "1 + 1 =", **options})
         return list(completion) if options.get("stream") else completion
@@ -46,6 +46,8 @@ def test_the_sdk_reads_a_stream() -> None:
 
 
 def test_errors_are_the_sdks() -> None:
+    import openai
+
     with CannedGateway(CallRefused("no")) as server, pytest.raises(openai.BadRequestError, match="no"):
         ask(server)
     broken = CallRefused("over", status=200)

@@ -2,13 +2,12 @@
 
 from datetime import UTC, datetime
 
-from anthropic import Anthropic
-from openai import OpenAI
-
 from support.canned_gateway import CREATED_S, CannedGateway
 
 
 def test_openais_sdk_reads_the_model() -> None:
+    from openai import OpenAI
+
     with CannedGateway() as server, OpenAI(base_url=f"{server.url}/v1", api_key="key") as sdk:
         (listed,) = sdk.models.list()
         model = sdk.models.retrieve("policy")
@@ -17,6 +16,8 @@ def test_openais_sdk_reads_the_model() -> None:
 
 
 def test_anthropics_sdk_reads_the_model() -> None:
+    from anthropic import Anthropic
+
     with CannedGateway() as server, Anthropic(base_url=server.url, api_key="key") as sdk:
         (listed,) = sdk.models.list()
         model = sdk.models.retrieve("policy")
