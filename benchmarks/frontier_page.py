@@ -5,12 +5,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
-from matplotlib.figure import Figure
 
 from benchmarks.machine import describe
 from rollq.monitor.report.report import running_mean
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RESULTS = "## Results"
 """Heading of the page's last section; the plan comes before it, and results never change the plan."""
@@ -133,9 +136,11 @@ def table(found: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def figure(outcomes: Sequence[Outcome], usual_rate: float) -> Figure:
+def figure(outcomes: Sequence[Outcome], usual_rate: float) -> "Figure":
     """The picture. Left: the held-out reward by bound, with a point per seed and the mean of each loss. Right: the
     rewards at the high rate."""
+    from matplotlib.figure import Figure  # takes a second to import
+
     drawing = Figure(figsize=(11.0, 4.6), layout="constrained")
     left, right = drawing.subplots(1, 2)
     usual = [cell for cell in outcomes if cell.learning_rate == usual_rate]

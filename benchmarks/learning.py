@@ -14,14 +14,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
-from matplotlib.figure import Figure
 
 from benchmarks.machine import describe
 from rollq.monitor.report.records import StepRecord, read_steps
 from rollq.monitor.report.report import running_mean
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MODES = {
     "asynchronous": ("#0072b2", "rollq.cli.main", ()),
@@ -200,8 +202,10 @@ def with_part(page: str, heading: str, part: str) -> str:
     return "\n\n".join(text.strip() for text in parts.values() if text.strip()) + "\n"
 
 
-def learning_figure(study: Study, runs: Sequence[Run]) -> Figure:
+def learning_figure(study: Study, runs: Sequence[Run]) -> "Figure":
     """Plot the reward of the trained batches: each seed pale, their mean bold, one colour per mode."""
+    from matplotlib.figure import Figure  # takes a second to import
+
     figure = Figure(figsize=(9.0, 5.0), layout="constrained")
     axes = figure.subplots()
     for mode, (colour, *_) in MODES.items():

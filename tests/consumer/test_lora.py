@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -50,6 +49,8 @@ def test_a_new_adapter_changes_nothing_and_only_its_tensors_have_gradients(tmp_p
 def test_an_adapter_that_is_saved_is_read_by_peft_and_passes_the_check_of_vllm(
     model_folder: Path, tmp_path: Path
 ) -> None:
+    from peft import PeftModel
+
     model = AutoModelForCausalLM.from_pretrained(model_folder).eval()
     before = model(IDS).logits
     add_adapter(model, LoraSettings(rank=4))
@@ -104,6 +105,8 @@ def test_two_ranks_train_and_resume_the_adapter_of_one_process(
     server_url: str, run_name: str, settings: Callable[..., TrainerSettings], model_folder: Path, tmp_path: Path
 ) -> None:
     """One rank is killed in between; what workers get at the end is the adapter with the probe of the trainer."""
+    from peft import PeftModel
+
     adapters = {}
     for world_size in (1, 2):
         run, chosen = f"{run_name}{world_size}", settings(f"out{world_size}")

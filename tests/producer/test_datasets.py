@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
@@ -25,6 +24,8 @@ ROWS: list[dict[str, Any]] = [
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
@@ -38,11 +39,15 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def as_parquet(rows: list[dict[str, Any]], folder: Path) -> Path:
+    import datasets
+
     datasets.Dataset.from_list(rows).to_parquet(str(folder / "a.parquet"))
     return folder / "a.parquet"
 
 
 def as_folder(rows: list[dict[str, Any]], folder: Path) -> Path:
+    import datasets
+
     datasets.Dataset.from_list(rows).save_to_disk(str(folder / "saved"))
     return folder / "saved"
 
@@ -54,6 +59,8 @@ def as_arrow(rows: list[dict[str, Any]], folder: Path) -> Path:
 
 def as_shards(rows: list[dict[str, Any]], folder: Path) -> Path:
     """Parquet files of a row each, in a folder."""
+    import datasets
+
     (folder / "train").mkdir()
     for number, row in enumerate(rows):
         whole = datasets.Dataset.from_list(rows)
@@ -146,6 +153,8 @@ def test_a_file_of_another_kind_is_one_clear_error(tmp_path: Path, name: str, da
 
 
 def test_a_table_without_rows_is_one_clear_error(tmp_path: Path) -> None:
+    import datasets
+
     empty = datasets.Dataset.from_dict({"prompt": [], "answer": []})
     empty.to_parquet(str(tmp_path / "none.parquet"))
     empty.save_to_disk(str(tmp_path / "none"))
@@ -155,6 +164,8 @@ def test_a_table_without_rows_is_one_clear_error(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_splits_asks_for_one_of_them(tmp_path: Path) -> None:
+    import datasets
+
     data = datasets.Dataset.from_list(ROWS)
     datasets.DatasetDict(train=data, test=data).save_to_disk(str(tmp_path / "both"))
     with (

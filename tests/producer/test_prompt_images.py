@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
@@ -163,6 +162,8 @@ def test_bad_images_make_the_row_unusable(folder: Path, row: Any, problem: str) 
 
 
 def test_files_of_datasets_may_hold_the_bytes(folder: Path) -> None:
+    import datasets
+
     rows = {"prompt": ["x"], "images": [[{"bytes": SMALL, "path": "name.png"}]]}
     features = datasets.Features(
         {"prompt": datasets.Value("string"), "images": datasets.List(datasets.Image(decode=False))}

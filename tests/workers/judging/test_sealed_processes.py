@@ -21,8 +21,6 @@ from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
 from rollq.workers.judging.rewards import Answer, Credit, Verdict
-from support.executing_graders import EXECUTING as EXECUTING_GRADERS
-from support.executing_graders import made, score, score_own
 from support.hostile_graders import entry, grade, grade_entry
 from support.judge_doubles import question, sample
 from support.waiting import PATIENCE_S, wait_until
@@ -171,6 +169,9 @@ def test_a_process_that_cannot_be_sealed_makes_no_call() -> None:
 
 def test_the_graders_of_reasoning_gym_run_no_code_of_the_model(tmp_path: Path) -> None:
     """Outside of the seal, they do."""
+    from support.executing_graders import EXECUTING as EXECUTING_GRADERS
+    from support.executing_graders import made, score, score_own
+
     canary = tmp_path / "canary"
     code = f"__import__('pathlib').Path('{canary}').touch()"
 
