@@ -10,9 +10,16 @@ import pytest
 from rollq.buffer.errors import ConfigError
 from rollq.environments.kinds import Finding, Level, kind_named, split_env
 from rollq.workers.groups.agent_loops import make_loop
-from support.mcp_servers import command, left, listening
+from support.mcp_servers import command, left, listening, plain_command
 
 NAMES = "calculator count"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server that several tests share."""
+    with listening() as url:
+        yield url
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +51,7 @@ def test_a_server_becomes_tools_of_a_task_and_nothing_is_started_for_that(env: s
 
 
 def test_what_it_expands_to_is_a_loop() -> None:
-    settings = opened(f"mcp:{command()}").settings()
+    settings = opened(f"mcp:{plain_command()}").settings()
     make_loop(settings["agent_loop"], settings["agent_options"])
 
 
@@ -64,17 +71,16 @@ def test_options_that_are_none_are_refused(name: str, options: dict[str, Any], w
 def test_its_identity_names_the_tools_and_changes_with_them(tmp_path: Path) -> None:
     names = tmp_path / "names"
     names.write_text(NAMES)
-    before = opened(f"mcp:{command(names)}").identity()
+    before = opened(f"mcp:{plain_command(names)}").identity()
     assert before["tools"] == "calculator, count"
-    assert opened(f"mcp:{command(names)}").identity() == before
+    assert opened(f"mcp:{plain_command(names)}").identity() == before
     names.write_text("calculator")
-    assert opened(f"mcp:{command(names)}").identity()["digest"] != before["digest"]
+    assert opened(f"mcp:{plain_command(names)}").identity()["digest"] != before["digest"]
 
 
 @pytest.mark.parametrize("stateful", [False, True])
-def test_the_check_of_a_good_server_finds_no_fault(stateful: bool) -> None:
-    with listening() as url:
-        found = list(opened(f"mcp:{url}", stateful=stateful).check([]))
+def test_the_check_of_a_good_server_finds_no_fault(url: str, stateful: bool) -> None:
+    found = list(opened(f"mcp:{url}", stateful=stateful).check([]))
     assert errors(found) == []
     assert any(each.text.startswith("16 sessions opened in") for each in found)
 
@@ -104,18 +110,7 @@ def test_the_check_finds_tools_that_change_by_themselves(tmp_path: Path) -> None
 
 
 def test_the_check_names_a_schema_that_is_none(tmp_path: Path) -> None:
-    program = tmp_path / "server.py"
-    program.write_text(
-        "import asyncio\nfrom mcp.server.lowlevel import Server\nfrom mcp.server.stdio import stdio_server\n"
-        "from mcp.types import ListToolsResult, Tool\n"
-        "async def tools(context, params):\n"
-        "    schema = {'type': 'object', 'properties': {'a': {'type': 'objekt'}}}\n"
-        "    return ListToolsResult(tools=[Tool(name='x', input_schema=schema)])\n"
-        "server = Server('x', on_list_tools=tools)\n"
-        "async def main():\n"
-        "    async with stdio_server() as streams:\n"
-        "        await server.run(*streams, server.create_initialization_options())\n"
-        "asyncio.run(main())\n"
-    )
-    [text] = errors(list(opened(f"mcp:{sys.executable} {program}").check([])))
-    assert "tool 'x' has an invalid JSON schema: 'objekt' is not valid" in text
+    names = tmp_path / "names"
+    names.write_text("broken")
+    [text] = errors(list(opened(f"mcp:{plain_command(names)}").check([])))
+    assert "tool 'broken' has an invalid JSON schema: 'objekt' is not valid" in text

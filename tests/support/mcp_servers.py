@@ -1,4 +1,4 @@
-"""MCP servers of tests: their command, one that listens, and what is left of either."""
+"""MCP servers of tests: their commands, one that listens, and what is left of them."""
 
 import os
 import socket
@@ -14,11 +14,17 @@ from rollq.buffer.common.ports import free_port
 from support.waiting import wait_while_alive
 
 PROGRAM = Path(__file__).with_name("mcp_server.py")
+PLAIN = Path(__file__).with_name("plain_mcp_server.py")
 
 
 def command(*arguments: object) -> str:
-    """The command of a server. `arguments` are a file that names its tools."""
+    """The command of a server with MCP's SDK. `arguments` are a file that names its tools."""
     return " ".join([sys.executable, str(PROGRAM), "stdio", *map(str, arguments)])
+
+
+def plain_command(*arguments: object) -> str:
+    """The command of a server without the SDK, which starts at once. `arguments` are as those of `command`."""
+    return " ".join([sys.executable, "-I", "-S", str(PLAIN), *map(str, arguments)])
 
 
 @contextmanager
@@ -42,6 +48,7 @@ def left() -> list[object]:
     ports = {int(line[1]) for line in servers.values() if line[0] == "http"}
     return [
         *(child for child, line in servers.items() if line[0] == "stdio"),
+        *(child for child, line in lines.items() if str(PLAIN) in line),
         *(each for each in own.net_connections("tcp") if each.raddr and each.raddr.port in ports),
     ]
 

@@ -27,7 +27,7 @@ from rollq.workers.groups.agent_loops import close_loop, make_loop
 from rollq.workers.run import Worker
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import Model, call, chat_tokenizer, rollout
-from support.mcp_servers import command, left, listening
+from support.mcp_servers import command, left, listening, plain_command
 from support.waiting import PATIENCE_S, wait_until
 from support.worker_run import Script, WorkerWorld
 
@@ -46,14 +46,18 @@ def tokenizer(tmp_path: Path) -> HfTokenizer:
     return chat_tokenizer(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server that several tests share, each in sessions of its own."""
+    with listening() as url:
+        yield url
+
+
 @pytest.fixture(params=["command", "url"])
-def target(request: pytest.FixtureRequest) -> Iterator[str]:
+def target(request: pytest.FixtureRequest) -> str:
     """A server, as the settings name it."""
-    if request.param == "command":
-        yield command()
-    else:
-        with listening() as url:
-            yield url
+    commands = {"command": command, "plain": plain_command}
+    return commands[request.param]() if request.param in commands else request.getfixturevalue("url")
 
 
 def play(scene: Callable[[McpServer], Awaitable[None]], mcp: str, **settings: Any) -> None:
@@ -109,6 +113,7 @@ def test_the_model_calls_a_tool_of_a_server_and_its_words_alone_are_trained(
     assert tool["function"]["description"] == "Work out an arithmetic expression."
 
 
+@pytest.mark.parametrize("target", ["command", "plain", "url"], indirect=True)
 def test_mistakes_of_the_model_are_answered_with_a_message(target: str) -> None:
     async def scene(server: McpServer) -> None:
         session = await server.open()
@@ -129,7 +134,7 @@ def test_mistakes_of_the_model_are_answered_with_a_message(target: str) -> None:
 
 def test_a_loop_answers_for_a_tool_that_the_server_does_not_have(tokenizer: HfTokenizer) -> None:
     async def run() -> Any:
-        loop = make_loop("tools", {"tools": {"desk": {"mcp": command()}, "lookup": {}}})
+        loop = make_loop("tools", {"tools": {"desk": {"mcp": plain_command()}, "lookup": {}}})
         try:
             model = Model(tokenizer, [call("weather") + call("lookup", key="x") + call("count") * 2, "sorry"])
             return await loop.run(rollout(model, PROMPT))
@@ -174,13 +179,12 @@ def test_samples_share_the_process_of_a_command_unless_it_has_state(stateful: bo
     play(scene, command(), stateful=stateful)
 
 
-def test_samples_share_a_session_over_http_if_they_are_told_to() -> None:
+def test_samples_share_a_session_over_http_if_they_are_told_to(url: str) -> None:
     async def scene(server: McpServer) -> None:
         one, other = await server.open(), await server.open()
         assert [await ask(one, "count"), await ask(other, "count")] == ["1", "2"]
 
-    with listening() as url:
-        play(scene, url, stateful=False)
+    play(scene, url, stateful=False)
 
 
 def test_a_server_that_dies_costs_the_samples_that_had_sessions_and_is_started_again() -> None:
@@ -199,12 +203,12 @@ def test_a_server_that_dies_costs_the_samples_that_had_sessions_and_is_started_a
         with pytest.raises(ToolLost):
             await ask(again, "count")
 
-    play(scene, command())
+    play(scene, plain_command())
 
 
 def test_the_loss_of_a_server_is_never_told_to_the_model(tokenizer: HfTokenizer) -> None:
     async def run() -> None:
-        loop = make_loop("tools", {"tools": {"desk": {"mcp": command()}}, "tell_errors": True})
+        loop = make_loop("tools", {"tools": {"desk": {"mcp": plain_command()}}, "tell_errors": True})
         try:
             with pytest.raises(SampleFailed, match="is lost"):
                 await loop.run(rollout(Model(tokenizer, [call("die") + call("count"), "done"]), PROMPT))
@@ -276,18 +280,20 @@ def test_a_server_with_other_tools_than_at_the_start_is_refused(tmp_path: Path) 
 
     async def scene(server: McpServer) -> None:
         session = await server.open()
-        names.write_text("calculator picture die")
+        names.write_text("calculator process die")
         with pytest.raises(ToolLost):
             await ask(session, "die")
-        with pytest.raises(SampleFailed, match=r"have changed since .* \(gone: count; new: picture\)"):
+        with pytest.raises(SampleFailed, match=r"have changed since .* \(gone: count; new: process\)"):
             await server.open()
         names.write_text("die count calculator")  # the order does not matter
         assert await ask(await server.open(), "count") == "1"
 
-    play(scene, command(names))
+    play(scene, plain_command(names))
 
 
-def test_a_command_gets_a_clean_environment_and_a_url_headers_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_gets_a_clean_environment_and_a_url_headers_by_name(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ROLLQ_GATEWAY_KEY", "hidden")
     monkeypatch.setenv("DESK_KEY", "shown")
 
@@ -301,9 +307,8 @@ def test_a_command_gets_a_clean_environment_and_a_url_headers_by_name(monkeypatc
         assert await ask(session, "header", name="x-desk") == "shown"
         await session.close()
 
-    play(with_command, command(), env={"DESK": "1"})
-    with listening() as url:
-        play(with_url, url, headers={"X-Desk": "DESK_KEY"})
+    play(with_command, plain_command(), env={"DESK": "1"})
+    play(with_url, url, headers={"X-Desk": "DESK_KEY"})
 
 
 HOLDER = """
@@ -320,7 +325,7 @@ asyncio.run(main())
 
 
 def test_a_server_dies_with_a_worker_that_is_killed() -> None:
-    worker = subprocess.Popen([sys.executable, "-c", HOLDER, command()], stdout=subprocess.PIPE)
+    worker = subprocess.Popen([sys.executable, "-c", HOLDER, plain_command()], stdout=subprocess.PIPE)
     assert worker.stdout is not None
     pid = int(worker.stdout.readline())
     worker.send_signal(signal.SIGKILL)
@@ -336,14 +341,14 @@ def test_a_server_dies_with_a_worker_that_is_killed() -> None:
 def test_an_interrupted_sample_continues_unless_a_server_has_its_state(
     settings: Mapping[str, Any], is_kept: bool
 ) -> None:
-    loop = make_loop("tools", {"tools": {"desk": {"mcp": command(), **settings}, "lookup": {}}})
+    loop = make_loop("tools", {"tools": {"desk": {"mcp": plain_command(), **settings}, "lookup": {}}})
     assert isinstance(loop, MultiTurn)
     assert is_resumable(loop) == is_kept
 
 
 def test_a_worker_runs_no_more_processes_of_a_command_than_calls() -> None:
     def most(**settings: Any) -> int | None:
-        return sessions(make_loop("tools", {"tools": {"desk": {"mcp": command(), "concurrent": 3, **settings}}}))
+        return sessions(make_loop("tools", {"tools": {"desk": {"mcp": plain_command(), "concurrent": 3, **settings}}}))
 
     assert most(stateful=True) == 3
     assert most() is None
@@ -370,8 +375,8 @@ def test_a_session_over_http_has_state_unless_the_settings_say_otherwise() -> No
         ({"desk": {"mcp": "http://desk", "env": {"A": "B"}}}, "env is for the command"),
         ({"desk": {"mcp": "http://desk", "headers": {"A": "NO_SUCH"}}}, "the environment variable NO_SUCH is not set"),
         ({"calculator": {"stateful": True}}, "stateful is for an MCP server: set mcp as well"),
-        ({"desk": {"mcp": command(), "only": ["weather"]}}, "only: the server has no tool 'weather'; it has"),
-        ({"desk": {"mcp": command()}, "calculator": {}}, "tools.calculator: there are two tools 'calculator'"),
+        ({"desk": {"mcp": plain_command(), "only": ["weather"]}}, "only: the server has no tool 'weather'; it has"),
+        ({"desk": {"mcp": plain_command()}, "calculator": {}}, "tools.calculator: there are two tools 'calculator'"),
     ],
 )
 def test_what_cannot_be_offered_is_refused_at_the_start(tools: dict[str, Any], words: str) -> None:
@@ -411,7 +416,7 @@ def liked(prompt: Prompt, sample: Any) -> float:
 
 
 def test_a_worker_samples_groups_with_a_server_and_leaves_nothing(buffer: Buffer, server_url: str) -> None:
-    options = {"tools": {"desk": {"mcp": command()}}, "max_turns": 2}
+    options = {"tools": {"desk": {"mcp": plain_command()}}, "max_turns": 2}
     rules = {"judge": f"{__name__}.liked", "agent_loop": "tools", "agent_options": options}
     world = WorkerWorld(buffer, server_url, rules)
     world.admit(2)
