@@ -20,7 +20,7 @@ from rollq.environments.episodes import row_seed
 from rollq.environments.kinds import Finding, Level, kind_named
 from rollq.environments.text.kind import Text, TextSource
 from rollq.environments.text.processes import end_children
-from rollq.environments.trials import prompt_of
+from rollq.environments.trials import AT_ONCE, prompt_of
 from rollq.workers.agents.loops import AgentLoop
 from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
@@ -30,6 +30,13 @@ from support.environment_rows import first_rows
 from support.waiting import PATIENCE_S, wait_until
 
 GAMES = text_games.__name__
+ROWS_AT_ONCE = "rollq.environments.text.kind.AT_ONCE"
+
+
+@pytest.fixture(autouse=True)
+def _few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows are made at once, and not sixteen: each starts a process, and most tests need one row."""
+    monkeypatch.setattr(ROWS_AT_ONCE, 2)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +93,8 @@ def failure(tokenizer: HfTokenizer, words: Sequence[str], **limits: float) -> st
     return str(failed)
 
 
-def test_rows_are_seeds_and_open_alike_in_every_process() -> None:
+def test_rows_are_seeds_and_open_alike_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ROWS_AT_ONCE, AT_ONCE)
     made = source(seed=3, options={"most": 5})
     rows = first_rows(made, 20)
     assert rows == first_rows(made, 20)
