@@ -44,17 +44,17 @@ HELD_OUT: Final = 50
 INTRODUCTION = """\
 Each row is one run of GRPO on `env = "reasoning-gym:chain_sum"` with two terms of one digit: SmolLM2-135M-Instruct, all
 weights trained in float32, 4 groups of 8 samples per step, learning rate 5e-6. A prompt is plain text: one solved row,
-"Question: ...\\nAnswer: 5", then the question.
-Of 200 different rows, 50 are held out, with both orders of a sum in the same part. Rewards are measured on held-out
-rows, with 4 samples of each at temperature 1, as in training. Chance alone moves their mean by about 0.03. The control
-shuffles the rewards within each batch. Other work shared the machine, so times are upper limits.
+"Question: ...\\nAnswer: 5", then the question. Of 200 different rows, 50 are held out, with both orders of a sum in the
+same part. Rewards are measured on held-out rows, with 4 samples of each at temperature 1, as in training. Chance alone
+moves their mean by about 0.03. The control shuffles the rewards within each batch. Other work shared the machine, so
+times are upper limits.
 
 `python -m benchmarks.environment_learning --verifiers PYTHON_WITH_VERIFIERS` writes this section and
 `environment-learning.json`."""
 
 SHOWN = """\
-Rewards of training on the same rows as chat, without a solved row, by two ways: the environment in one line, and a task
-set of verifiers, whose runner owns the loop. Rows and their order are the same.
+The next table compares training rewards on the same rows, as chat and without a solved row, from two sources: the
+environment in one line, and a verifiers task set, whose runner owns the loop. Rows and their order are the same.
 
 | rows by | mean reward of each step | mean |
 |---|---|---|

@@ -76,7 +76,7 @@ are wrong on purpose, so the model knows the right answer but does not prefer it
 = 1`, synchronous runs `max_staleness = 0`. The control shuffles the rewards within each batch: it has nothing to learn,
 and loses what it knew.
 
-`python -m benchmarks.learning --seeds 11 12 13` writes this page, the picture and `learning.json`.""",
+`python -m benchmarks.learning --seeds 11 12 13` writes this part of the page, the picture and `learning.json`.""",
 )
 SMOLLM2 = Study(
     model="smollm2",
