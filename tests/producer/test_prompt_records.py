@@ -1,6 +1,7 @@
 """A producer finds the prompts that its run began with, or says what has changed."""
 
 import logging
+import os
 import re
 import shutil
 import threading
@@ -152,3 +153,23 @@ def test_a_producer_compares_all_prompts_before_it_produces(
     tasks["math.1of2"] = task_settings(other)
     with pytest.raises(RunMismatch, match=r"^tasks\.math\.prompts"):
         produce(one)
+
+
+def test_a_file_that_is_changed_in_place_is_refused_and_one_that_is_touched_is_not(tmp_path: Path) -> None:
+    path = prompt_file(tmp_path / "p.jsonl", 5)
+    with PromptFile(task_settings(path)) as file:
+        os.utime(path, ns=(1, 1))
+        assert file.prompt(3).content == "3"
+        with path.open("r+b") as opened:
+            opened.seek(path.read_bytes().index(b"3"))
+            opened.write(b"7")
+        os.utime(path, ns=(2, 2))
+        with pytest.raises(RunMismatch, match=r"was changed while it was in use: .* write another file and rename it"):
+            file.prompt(4)
+
+
+def test_a_file_that_is_replaced_is_read_to_the_end(tmp_path: Path) -> None:
+    path = prompt_file(tmp_path / "p.jsonl", 5)
+    with PromptFile(task_settings(path)) as file:
+        prompt_file(tmp_path / "q.jsonl", 2).rename(path)
+        assert file.prompt(4).content == "4"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from rollq.buffer.common import exact_json
-from rollq.buffer.errors import ConfigError
+from rollq.buffer.errors import ConfigError, RunMismatch
 
 MAX_LINE_BYTES = 10 * 2**20
 PROGRESS_BYTES = 256 * 2**20  # smaller files are indexed too fast for a progress bar
@@ -45,6 +45,7 @@ class JsonLines:
         self._path = path
         self._file = file
         self._bounds = bounds
+        self._state = _state_of(file)
         self._lines = _lines_that_are_not_blank(file, bounds)
 
     @classmethod
@@ -81,13 +82,34 @@ class JsonLines:
         return f"{self._path}:{int(self._lines[row]) + 1}"
 
     def read(self, row: int) -> dict[str, Any]:
-        """Return the object in row `row` (from 0). Raises `ValueError` if the line is not a JSON object."""
+        """Return the object in row `row` (from 0). Raises `ValueError` if the line is not a JSON object, and
+        `RunMismatch` if the file was changed after it was opened."""
+        self._check_unchanged()
         line = int(self._lines[row])
         start, end = int(self._bounds[line]), int(self._bounds[line + 1]) - 1
         if end - start > MAX_LINE_BYTES:
             raise ValueError(f"{end - start} bytes in one line; at most {MAX_LINE_BYTES} are allowed")
         data = os.pread(self._file.fileno(), end - start, start)
         return json_object(data.removeprefix(_BOM) if line == 0 else data)
+
+    def _check_unchanged(self) -> None:
+        """The lines of a changed file may begin elsewhere, and the order of prompts depends on its content."""
+        if (state := _state_of(self._file)) == self._state:
+            return
+        self._file.seek(0)
+        _, fingerprint = index(self._file, self._path.name)
+        if fingerprint != self.fingerprint:
+            raise RunMismatch(
+                f"prompts = {str(self._path)!r} was changed while it was in use: change it back, or start again; to "
+                "replace prompts, write another file and rename it"
+            )
+        self._state = state
+
+
+def _state_of(file: BinaryIO) -> tuple[int, int]:
+    """The size and the time of the last change (ns): if they stay, so does the content."""
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
 
 
 def kind_problem(path: Path, head: bytes) -> str | None:
