@@ -1,6 +1,7 @@
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import orjson
@@ -11,7 +12,9 @@ from rollq.buffer.common.ports import free_port
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.rollouts import Status
+from rollq.cli.run_location import open_run
 from rollq.cli.settings.file import load_settings
+from rollq.producer.prompt_records import check_prompts
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
 
@@ -116,6 +119,27 @@ def test_other_rules_than_those_of_the_run_are_refused(config: Path, server_url:
     _, log = process.communicate()
     assert process.returncode == 2
     assert "group_size = 3, and the run has 8: it cannot change during a run, because" in log
+
+
+def test_a_producer_that_is_refused_for_its_prompts_changes_no_rules(
+    config: Path, server_url: str, run_name: str
+) -> None:
+    with Buffer.connect(server_url, run_name) as buffer:
+        begin_with(config, buffer)
+        (config.parent / "p.jsonl").write_text('{"prompt": "another", "answer": 1}\n')
+        config.write_text(config.read_text().replace("max_staleness = 3", "max_staleness = 2"))
+        process = produce(config)
+        _, log = process.communicate()
+        assert process.returncode == 2
+        assert "tasks.math.prompts: " in log
+        assert buffer.rules("math").max_staleness == 3
+
+
+def begin_with(config: Path, buffer: Buffer) -> None:
+    """Create the run that a settings file describes, with its prompts."""
+    settings = load_settings(config, {})
+    with open_run(settings, threading.Event()), PromptFile(settings.tasks["math"]) as file:
+        check_prompts(buffer, "math", file, settings.seed)
 
 
 def test_prompts_that_are_not_there_are_refused_before_anything_is_created(

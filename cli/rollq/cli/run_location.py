@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self, TypedDict
@@ -160,16 +160,18 @@ def open_run(
     model: str = "",
     tokenizer: str = "",
     identities: Mapping[str, str] | None = None,
+    check: Callable[[Buffer], None] = lambda buffer: None,
 ) -> Buffer:
     """Connect to the buffer of the run and register its tasks; the first role creates both.
 
-    `model` and `tokenizer` are fingerprints, empty for a role without a model or tokenizer; `BufferCore.create_run`
-    describes `identities`. Raises `RunMismatch` when the run was created with other settings, `ServerUnavailable`,
-    `ServerRefused`.
+    `check` may refuse the run before any of its rules change. `model` and `tokenizer` are fingerprints, empty for a
+    role without a model or tokenizer; `BufferCore.create_run` describes `identities`. Raises
+    `RunMismatch` when the run was created with other settings, `ServerUnavailable`, `ServerRefused`.
     """
     buffer = RunLocation.from_settings(settings).buffer(stop)
     try:
         buffer.create_run(model=model, tokenizer=tokenizer, identities=identities)
+        check(buffer)
         tasks = settings.all_tasks()
         check_shards(buffer.tasks(), tasks)
         for name, task in tasks.items():

@@ -120,6 +120,13 @@ def _load_hook(task: ProducerTask) -> ShouldContinue | None:
     return hook
 
 
+def check_all_prompts(buffer: ProducerBuffer, prompts: RunPrompts, seed: int) -> None:
+    """Raise `RunMismatch` if the prompts of registered tasks differ from the run's prompts, and may not."""
+    for name in buffer.tasks():
+        if name in prompts.files:
+            check_prompts(buffer, name, prompts.files[name], seed)
+
+
 def run_producer(
     buffer: ProducerBuffer,
     queue: Queue,
@@ -135,7 +142,6 @@ def run_producer(
 
     The caller closes `buffer` and `queue`.
     """
-    for name, file in prompts.files.items():
-        check_prompts(buffer, name, file, seed)
+    check_all_prompts(buffer, prompts, seed)
     feeds = [task.feed(buffer, seed) for task in prompts.tasks]
     Producer(buffer, queue, settings, feeds, prompts.evaluations).run(stop)

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ def produce(file: Path) -> None:
     from rollq.cli.run_location import RunLocation, open_run
     from rollq.cli.settings.environment_rows import identities, write_missing_prompts
     from rollq.cli.settings.file import load_settings
-    from rollq.producer.run import open_prompts, run_producer
+    from rollq.producer.run import check_all_prompts, open_prompts, run_producer
 
     settings = load_settings(file)
     tasks = settings.produced_tasks()
@@ -47,7 +48,9 @@ def produce(file: Path) -> None:
     stop = stop_on_signals()
     with (
         open_prompts(tasks, settings.evaluations, settings.row_readers()) as prompts,
-        open_run(settings, stop, identities=known) as buffer,
+        open_run(
+            settings, stop, identities=known, check=partial(check_all_prompts, prompts=prompts, seed=settings.seed)
+        ) as buffer,
     ):
         log.info("producing for run %r", settings.run)
         queue = RunLocation.from_settings(settings).queue()
