@@ -109,7 +109,7 @@ class ProducerTask(TaskRules, PromptSettings):
     curriculum_low: float = Field(default=0.1, ge=0, le=1, description="lowest pass rate that the curriculum trains")
     curriculum_high: float = Field(default=0.9, ge=0, le=1, description="highest pass rate that the curriculum trains")
     min_keep_rate: float = Field(
-        default=0.0, ge=0, le=1, description="production stops when a smaller fraction of the last `keep_window` groups is kept"
+        default=0.0, ge=0, le=1, description="production stops when a smaller fraction of the last 256 groups is kept"
     )
     stop_after_failures: int = Field(
         default=64, ge=0, description="production stops when this many groups have failed in a row; 0: never"

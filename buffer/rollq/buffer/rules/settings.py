@@ -145,7 +145,7 @@ class TaskRules(GroupRules):
     )
     prompt_stats: bool = Field(
         default=False,
-        description="keep the pass rate, reward and length of every prompt; implied by all orders but shuffle",
+        description="keep the pass rate, reward and length of every prompt; implied by orders that use them",
     )
     pass_reward: float = Field(
         default=0.5, allow_inf_nan=False, description="lowest reward with which a sample counts as passed"

@@ -26,7 +26,7 @@ Changes = Mapping[str, Mapping[str, Any]]
 @click.option(
     "--from-step",
     type=click.IntRange(1),
-    help="First train step with the new batch; default: the first that is not planned yet.",
+    help="First train step with the new batch; default: the second that is not planned yet.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 def set_rules(

@@ -56,7 +56,7 @@ REMOVED: Final = {
     "keep_window": "the keep rate is measured over 256 groups; leave it out",
     "kind": "what is evaluated belongs in [evaluations.NAME]; leave it out",
     "overlong_filter": 'set filters = ["overlong"]',
-    "prompt_stats": "every prompt_order but shuffle keeps statistics; leave it out",
+    "prompt_stats": "orders that use statistics, such as curriculum, keep them; leave it out",
     "shuffle_seed": "the order follows seed, before the first table; leave it out",
 }
 """Key that has become a constant or has another name -> the remedy."""
