@@ -75,3 +75,17 @@ def test_acl_refuses_what_is_no_digest(config: Path, tmp_path: Path, release: st
     assert (status, printed) == (2, "")
     assert f"--also {release!r}: must be the 12 hexadecimal digits that `rollq doctor` prints" in said
     assert not (tmp_path / "passwords").exists()
+
+
+def test_a_password_folder_that_cannot_be_written_is_named_with_its_option(config: Path) -> None:
+    folder = config / "passwords"
+    status, printed, said = rollq("runs", "acl", config, "--passwords", folder)
+    assert (status, printed) == (2, "")
+    assert said == f"error: --passwords {str(folder)!r}: cannot be written: Not a directory\n"
+
+
+def test_a_password_file_that_cannot_be_read_is_named(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "passwords" / "worker").mkdir(parents=True)
+    status, _, said = rollq("runs", "acl", config, "--passwords", tmp_path / "passwords")
+    assert status == 2
+    assert f"password file {str(tmp_path / 'passwords' / 'worker')!r}: cannot be read: " in said

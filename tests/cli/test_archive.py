@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,10 @@ import pyarrow.parquet as parquet
 import pytest
 from click.testing import CliRunner
 
+from rollq.buffer.archive.export import export
+from rollq.buffer.archive.rows import Row
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import ServerUnavailable
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.main import main
 from rollq.cli.settings.file import load_settings
@@ -99,6 +103,8 @@ def test_groups_are_exported_from_the_buffer_and_from_the_archive(fresh_server: 
     assert found.output == f"wrote 2 groups to {folder / 'out.parquet'}\n"
     assert parquet.read_table(folder / "out.parquet").num_rows == 4
     assert run(main, ["export", str(file), "{}", *options]).exit_code == 2
+    found = run(main, ["export", "{}", *options[:-1], str(file / "out.parquet")])
+    assert found.output == f"error: --to {str(file / 'out.parquet')!r}: cannot be written: Not a directory\n"
 
 
 def has_more_than(folder: Path, files: set[Path]) -> bool:
@@ -154,3 +160,13 @@ def test_ctrl_c_stops_an_archiver(fresh_server: EmbeddedServer, file: Path) -> N
         assert b"archiving run 'sums'" in archiver.stderr.readline()
         archiver.send_signal(signal.SIGINT)
         assert archiver.wait(60) == 0
+
+
+def test_a_server_that_is_lost_during_an_export_is_not_mistaken_for_the_file(tmp_path: Path) -> None:
+    def groups() -> Iterator[list[Row]]:
+        yield []
+        raise ServerUnavailable("redis://127.0.0.1:6379/0: no answer")
+
+    with pytest.raises(ServerUnavailable, match="no answer"):
+        export(groups(), tmp_path / "out.jsonl", "jsonl")
+    assert list(tmp_path.iterdir()) == []

@@ -280,3 +280,11 @@ def all_samples(world: World) -> list[str]:
     """The texts of the groups of the next batch, in order of their ids."""
     groups = sorted(world.claim(1, math=4).groups, key=lambda group: group.group_id)
     return [group.samples[0].text for group in world.buffer.fetch(groups)]
+
+
+def test_a_folder_that_cannot_be_written_is_named(here: Path) -> None:
+    with roles(here) as (_, world):
+        world.begin(0, launch_id="first")
+        result = rollq("snapshot", "save", here, here / "saved")
+    assert result.exit_code == 2
+    assert result.output == f"error: snapshot folder {str(here / 'saved')!r}: cannot be written: Not a directory\n"

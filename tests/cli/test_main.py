@@ -242,3 +242,10 @@ def test_a_server_that_makes_no_sense_is_not_started(args: list[str], message: s
     result = rollq("redis", "--dir", str(tmp_path / "d"), *args)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_the_command_names_the_option_of_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = CliRunner().invoke(main, ["redis", "--dir", str(tmp_path / "file" / "data")])
+    assert found.exit_code == 2
+    assert found.stderr.startswith("error: --dir: server directory ")

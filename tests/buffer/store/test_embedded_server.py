@@ -299,3 +299,12 @@ def test_nothing_is_written_outside_the_directory(tmp_path: Path, monkeypatch: p
     assert [path.name for path in tmp_path.iterdir()] == ["inside"]
     names = sorted(path.name for path in Path("inside").iterdir())
     assert names == ["appendonlydir", "payloads", "server.lock", "server.log"]
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"server directory '.*file/data': cannot be written: Not a directory"):
+        EmbeddedServer(tmp_path / "file" / "data").start()
+    (tmp_path / "data" / "server.lock").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"server directory '.*data': cannot be written: Is a directory"):
+        EmbeddedServer(tmp_path / "data").start()

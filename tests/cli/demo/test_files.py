@@ -119,3 +119,9 @@ def test_a_prompt_file_that_cannot_be_used_is_refused_before_anything_is_made(tm
         read_rows(path, "prompt", "answer")
     path.write_text('not JSON\n{"prompt": "1+1", "answer": "2"}\n')
     assert len(read_rows(path, "prompt", "answer")) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_its_option(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--out '.*file/demo': cannot be written: Not a directory"):
+        DemoFolder(tmp_path / "file" / "demo").create()

@@ -14,6 +14,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.runs import GONE, find_runs, summarize
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
@@ -211,3 +212,9 @@ def test_checkpoints_are_drawn_by_their_steps(tmp_path: Path) -> None:
         tmp_path / "a.png",
     )
     assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_a_plot_that_cannot_be_written_is_named_with_its_option(tmp_path: Path) -> None:
+    (tmp_path / "plot.png").mkdir()
+    with pytest.raises(ConfigError, match=r"--plot '.*plot.png': cannot be written: Is a directory"):
+        plot([result(10, reward=0.2)], ["held_out"], tmp_path / "plot.png")

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.store.embedded_server import EmbeddedServer
+from rollq.cli.up.run import alone_in
 from rollq.cli.up.server import embedded_place
 from support.up_process import UpProcess
 from support.waiting import wait_until
@@ -99,6 +101,7 @@ def test_it_takes_its_processes_along_when_it_is_killed(make: Make) -> None:
         ({'device = "cpu"': 'device = "cuda:99"'}, "device = 'cuda:99': torch does not find this GPU"),
         ({"[producer]": '[archive]\nurl = "archive"\n[producer]'}, "archive': there is no such folder on this machine"),
         ({'judge = "exact_match"': 'judge = "rewards.nothing"'}, "rewards"),
+        ({'output = "trainer"': 'output = "rollq.toml/trainer"'}, "rollq.toml': cannot be written: File exists"),
         ({"redis://127.0.0.1": "redis://192.0.2.1.invalid"}, "`rollq up` starts one only at a URL such as"),
     ],
 )
@@ -138,3 +141,14 @@ def test_a_server_is_started_only_where_clients_can_reach_it_on_this_machine(
     url: str, place: tuple[str, int] | None
 ) -> None:
     assert embedded_place(url) == place
+
+
+@pytest.mark.parametrize("folder", ["file/run", "run"])
+def test_a_folder_that_cannot_be_written_is_named_with_its_setting(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "run" / "up.lock").mkdir(parents=True)
+    with (
+        pytest.raises(ConfigError, match=r"^\[trainer\] output '.*run': cannot be written: (Not|Is) a directory$"),
+        alone_in(tmp_path / folder, "[trainer] output"),
+    ):
+        pass

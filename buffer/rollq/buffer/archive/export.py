@@ -12,6 +12,7 @@ from rollq.buffer.archive.rows import Row, rows_of
 from rollq.buffer.archive.schema import tables_of, write_rows
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.common.atomic_files import fsync_path
+from rollq.buffer.common.writing import writing_to
 from rollq.buffer.errors import ConfigError
 
 
@@ -32,15 +33,14 @@ def export(groups: Iterable[list[Row]], path: Path, form: str) -> int:
         raise ConfigError(f"--to {path}: the file exists; remove it, or name another")
     counted = _Counted(groups)
     unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        with unfinished.open("wb") as file:
+    with writing_to("--to", path), unfinished.open("wb") as file:
+        try:
             _WRITERS[form](file, counted)
-        unfinished.replace(path)
-        fsync_path(path.absolute().parent)
-    except OSError as error:
-        raise ConfigError(f"--to {path}: cannot be written: {error.strerror}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+            file.close()
+            unfinished.replace(path)
+            fsync_path(path.absolute().parent)
+        finally:
+            unfinished.unlink(missing_ok=True)
     return counted.groups
 
 

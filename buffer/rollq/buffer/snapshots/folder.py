@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from rollq.buffer.common.atomic_files import atomic_folder, former_folder
+from rollq.buffer.common.writing import writing_to
 from rollq.buffer.errors import ConfigError, SnapshotError
 
 SNAPSHOT_VERSION = 1
@@ -158,7 +159,7 @@ class Writer:
 def writing(directory: Path, *, replace: bool) -> Iterator[Writer]:
     """Yield a `Writer` whose files appear as `directory` when the block succeeds, and leave no trace when it fails. A
     killed process leaves a hidden folder beside `directory`, which the next save removes. Raises `ConfigError` if
-    `directory` holds anything but a snapshot, or a snapshot without `replace`.
+    `directory` holds anything but a snapshot, or a snapshot without `replace`, or cannot be written.
     """
     directory = directory.absolute()
     _check_target(directory, replace)
@@ -170,8 +171,9 @@ def writing(directory: Path, *, replace: bool) -> Iterator[Writer]:
 
 @contextmanager
 def _locked(hidden: Path, directory: Path) -> Iterator[None]:
-    hidden.mkdir(parents=True, exist_ok=True)
-    lock = os.open(hidden, os.O_RDONLY)
+    with writing_to("snapshot folder", directory):
+        hidden.mkdir(parents=True, exist_ok=True)
+        lock = os.open(hidden, os.O_RDONLY)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -31,6 +31,7 @@ from redis.retry import Retry
 from rollq.buffer.common.child_processes import bare_python
 from rollq.buffer.common.memory import usable_memory
 from rollq.buffer.common.ports import free_port
+from rollq.buffer.common.writing import writing_to
 from rollq.buffer.errors import ConfigError, PortTaken, ServerUnavailable
 from rollq.buffer.store import server_folder, server_guard
 from rollq.buffer.store.server_access import START_USER, check_access, server_tls, tls_config, user_lines
@@ -149,13 +150,15 @@ class EmbeddedServer:
     def start(self) -> None:
         """Start the server; return once it has loaded its append-only file and answers.
 
-        Raises `ServerUnavailable` if the directory is in use, the port is taken, or the program does not run.
+        Raises `ServerUnavailable` if the directory is in use, the port is taken, or the program does not run, and
+        `ConfigError` if the directory cannot be written.
         """
         if self.running:
             return
         self.stop()  # what is left of a server that died
         binary = self.binary or embedded_binary()
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with writing_to("server directory", self.directory):
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.port is None and self.socket_path is None:
             self._start_on_free_port(binary)
         else:
@@ -324,8 +327,9 @@ def _bytes_in(directory: Path) -> int:
 
 def lock_directory(directory: Path) -> IO[bytes]:
     """Take the lock that a running server holds on its directory. Raises `ServerUnavailable` while another server has
-    it."""
-    lock = (directory / "server.lock").open("ab")
+    it, and `ConfigError` if the directory cannot be written."""
+    with writing_to("server directory", directory):
+        lock = (directory / "server.lock").open("ab")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -2,11 +2,13 @@
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from rollq.buffer.common.writing import writing_to
 from rollq.buffer.errors import ConfigError
 from rollq.cli.options import settings_file
 
@@ -62,13 +64,14 @@ def acl(file: Path, folder: Path, also: tuple[str, ...]) -> None:
 def _password(folder: Path, user: "User") -> str:
     """The password in the user's file, which is created if missing."""
     path = folder / user.value
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
-        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as new:
+    with writing_to("--passwords", folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(FileExistsError), open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as new:
             new.write(secrets.token_hex(32) + "\n")
-    except FileExistsError:
-        pass
-    password = path.read_text("utf-8").strip()
+    try:
+        password = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"password file {str(path)!r}: cannot be read: {error}") from error
     if not password:
         raise ConfigError(f"password file {str(path)!r}: is empty")
     return password

@@ -45,7 +45,7 @@ def evaluate(
     from rollq.cli.signals import interrupt_once
     from rollq.cli.up.evaluation import Evaluated, Evaluation, check_plot, check_weights, plot, tables
     from rollq.cli.up.roles import check_roles
-    from rollq.cli.up.run import alone_in, grace_s, run_folder
+    from rollq.cli.up.run import alone_in, grace_s, run_folder, source_of_run_folder
     from rollq.cli.up.server import server_beside
 
     settings = load_settings(file)
@@ -70,7 +70,10 @@ def evaluate(
     with interrupt_once(grace_s(settings) + 10, again_kills=True):
         try:
             check_roles(settings, file)
-            with alone_in(folder), server_beside(RunLocation.from_settings(settings), folder / "server") as url:
+            with (
+                alone_in(folder, source_of_run_folder(settings)),
+                server_beside(RunLocation.from_settings(settings), folder / "server") as url,
+            ):
                 for result in Evaluation(settings, file, workers, folder, url).run(folders):
                     results.append(result)
         except KeyboardInterrupt:

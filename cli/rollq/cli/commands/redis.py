@@ -71,6 +71,7 @@ def redis(
       ROLLQ_REDIS_PASSWORD=... rollq redis --bind 0.0.0.0 --password-env ROLLQ_REDIS_PASSWORD
       rollq redis --bind 10.0.0.1 --acl rollq.acl --certificates certificates --program /usr/bin/redis-server
     """
+    from rollq.buffer.common.user_functions import inside
     from rollq.buffer.store.embedded_cluster import REPLICAS, EmbeddedCluster
     from rollq.buffer.store.embedded_server import EmbeddedServer, memory_limit
 
@@ -86,7 +87,7 @@ def redis(
     else:
         server = EmbeddedCluster(directory, primaries=primaries, **parts)
     nodes = [server] if isinstance(server, EmbeddedServer) else server.nodes
-    with server:
+    with inside("--dir"), server:
         click.echo(f"serving at {server.url}, data in {directory.absolute()}; Ctrl-C stops it")
         _watch(nodes, stop, directory)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollq.buffer.common.writing import writing_to
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.cli.demo.models import SMOLLM2, TINY, DemoModel
 from rollq.cli.demo.prompts import digit_sum_files, prompt_files
@@ -43,11 +44,12 @@ class DemoFolder:
     root: Path
 
     def create(self) -> None:
-        """Create the folder. Raises `ConfigError` when it exists and is not empty."""
+        """Create the folder. Raises `ConfigError` when it exists and is not empty, or cannot be written."""
         if self.root.exists() and (not self.root.is_dir() or any(self.root.iterdir())):
             raise ConfigError(f"folder {str(self.root)!r} is not empty; name a new one with --out")
-        for folder in (self.root, self.caches, self.prompts, self.logs):
-            folder.mkdir(parents=True, exist_ok=True)
+        with writing_to("--out", self.root):
+            for folder in (self.root, self.caches, self.prompts, self.logs):
+                folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def model(self) -> Path:

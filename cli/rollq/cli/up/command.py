@@ -34,7 +34,7 @@ def up(file: Path, workers: int, live: bool) -> None:
     from rollq.cli.settings.file import load_settings
     from rollq.cli.signals import interrupt_once
     from rollq.cli.up.roles import check_roles, role_commands
-    from rollq.cli.up.run import Running, alone_in, grace_s, run_folder, run_roles
+    from rollq.cli.up.run import Running, alone_in, grace_s, run_folder, run_roles, source_of_run_folder
     from rollq.cli.up.server import server_at
 
     settings = load_settings(file)
@@ -45,7 +45,7 @@ def up(file: Path, workers: int, live: bool) -> None:
         try:
             check_roles(settings, file)
             location = RunLocation.from_settings(settings)
-            with server_at(location, folder / "server") as server, alone_in(folder):
+            with alone_in(folder, source_of_run_folder(settings)), server_at(location, folder / "server") as server:
                 where = f"started here, data in {server.directory}" if server else "it runs already"
                 click.echo(f"server: {mask_url(location.buffer_url)} ({where})")
                 names = [role.name for role in role_commands(settings, file, workers)]

@@ -19,6 +19,7 @@ import click
 from tqdm import tqdm
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.common.writing import writing_to
 from rollq.buffer.errors import ConfigError
 from rollq.cli.run_location import RunLocation
 from rollq.cli.settings.model import RollqSettings
@@ -189,7 +190,8 @@ def check_plot(path: Path) -> None:
 
 
 def plot(results: Sequence[Evaluated], evaluations: Sequence[str], path: Path) -> None:
-    """Draw the mean reward, and pass@k for the largest k, of each evaluation over the folders of weights."""
+    """Draw the mean reward, and pass@k for the largest k, of each evaluation over the folders of weights. Raises
+    `ConfigError` if the file cannot be written."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.0, 4.5), layout="constrained")
@@ -206,7 +208,8 @@ def plot(results: Sequence[Evaluated], evaluations: Sequence[str], path: Path) -
     axes.set_xlabel("train step" if by_step else "weights")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    with writing_to("--plot", path):
+        figure.savefig(path, dpi=150)
 
 
 def _drawn(results: Sequence[Evaluated], evaluations: Sequence[str]) -> Iterator[str]:

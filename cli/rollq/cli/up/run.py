@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from rollq.buffer.common.writing import writing_to
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.store.connection import Patience
@@ -51,11 +52,13 @@ class Running:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path, source: str) -> Iterator[None]:
     """Hold the folder of logs and server inside the `with` block. Raises `ConfigError` if another `rollq up` holds
-    it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "up.lock").open("w") as file:
+    it, and naming its `source` if it cannot be written."""
+    with writing_to(source, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "up.lock").open("w")
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -120,3 +123,8 @@ def grace_s(settings: RollqSettings) -> float:
 def run_folder(settings: RollqSettings, file: Path) -> Path:
     """The folder for the server's data and the logs: beside the trainer's output, or else the file's folder."""
     return settings.trainer.output.parent if settings.trainer else file.absolute().parent
+
+
+def source_of_run_folder(settings: RollqSettings) -> str:
+    """What `run_folder` follows from, in a user's words."""
+    return "the parent folder of [trainer] output," if settings.trainer else "the settings file's folder"
