@@ -26,6 +26,7 @@ class Outer(Settings):
     maybe: Inner | None = None
     worker: Worker = Worker()
     many: dict[str, Inner] = Field(default_factory=dict)
+    work: int = 0
 
 
 def lines(data: dict[str, Any], **origins: str) -> list[str]:
@@ -43,6 +44,10 @@ def lines(data: dict[str, Any], **origins: str) -> list[str]:
         ({"run": "r", "many": {"a": {"sharee": 1}}}, "many.a.sharee: unknown key; did you mean 'share'?"),
         ({"run": "r", "maybe": {"zzz": 1}}, "maybe.zzz: unknown key; allowed here: strategy, share, url, password"),
         ({"run": "r", "worker": {"pace": 2}}, "worker.pace: no longer a setting: it is 1; leave it out"),
+        ({"run": "r", "wor": {}}, "wor: unknown key; did you mean 'worker'?"),
+        ({"run": "r", "wor": 1}, "wor: unknown key; did you mean 'work'?"),
+        ({"run": "r", "mayby": {}}, "mayby: unknown key; did you mean 'maybe'?"),
+        ({"run": "r", "manyy": {}}, "manyy: unknown key; did you mean 'many'?"),
         ({"run": "r", "inner": {"strategy": "best"}}, "inner.strategy = 'best': must be 'sync' or 'async'"),
         ({"run": "r", "inner": {"share": -1}}, "inner.share = -1: must be greater than or equal to 0"),
         ({"run": "r", "inner": {"share": "x"}}, "inner.share = 'x': must be a number"),

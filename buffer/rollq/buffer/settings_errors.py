@@ -123,13 +123,15 @@ def _unknown(details: ErrorDetails, model: type[BaseModel] | None) -> str:
         return "unknown key"
     if issubclass(owner, Settings) and key in owner.REMOVED:
         return f"no longer a setting: {owner.REMOVED[str(key)]}"
-    return f"unknown key{_hint(str(key), model, owner)}"
+    return f"unknown key{_hint(str(key), details['input'], model, owner)}"
 
 
-def _hint(key: str, model: type[BaseModel] | None, owner: type[BaseModel]) -> str:
+def _hint(key: str, value: Any, model: type[BaseModel] | None, owner: type[BaseModel]) -> str:
     if places := list(_tables_with(key, model, ())):
         return f"; did you mean {_dotted(places[0])}?"
-    close = difflib.get_close_matches(key, owner.model_fields, n=1)
+    tables = [name for name, field in owner.model_fields.items() if _is_table(field.annotation)]
+    known: list[Iterable[str]] = [tables, owner.model_fields] if isinstance(value, Mapping) else [owner.model_fields]
+    close = [name for names in known for name in difflib.get_close_matches(key, names, n=1)]
     return f"; did you mean {close[0]!r}?" if close else f"; allowed here: {', '.join(owner.model_fields) or 'none'}"
 
 
@@ -165,6 +167,11 @@ def _models(kind: Any) -> Iterator[type[BaseModel]]:
     """The settings classes in `Model | None`."""
     if get_origin(kind) in (Union, UnionType):
         yield from (part for part in get_args(kind) if _is_model(part))
+
+
+def _is_table(kind: Any) -> bool:
+    """Whether values of a field's type are tables in the file."""
+    return _is_model(kind) or get_origin(kind) is dict or any(_models(kind))
 
 
 def _is_model(kind: Any) -> bool:

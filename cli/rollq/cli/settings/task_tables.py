@@ -16,6 +16,9 @@ MAIN: Final = (
 )  # fmt: skip
 """The keys of `[tasks.NAME]` and `[evaluations.NAME]`."""
 
+_TABLES: Final = ("judge_options", "agent_options", "env_options")
+"""The keys among them whose values are tables."""
+
 SUBTABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "rows": (
         "prompt_field", "answer_field", "ids_field", "images_field", "image_folders", "image_options",
@@ -106,17 +109,17 @@ def _flat(path: str, table: Mapping[str, Any], problems: list[str]) -> dict[str,
     for key, value in table.items():
         if key not in SUBTABLES:
             flat[key] = value
-            problems += _misplaced(path, "", key, MAIN)
+            problems += _misplaced(path, "", key, value, MAIN)
         elif isinstance(value, dict):
             flat |= {field_of(key, inner): item for inner, item in value.items()}
-            for inner in value:
-                problems += _misplaced(path, key, inner, SUBTABLES[key])
+            for inner, item in value.items():
+                problems += _misplaced(path, key, inner, item, SUBTABLES[key])
         else:
             problems.append(f"{path}.{key} = {mask_url(repr(value))}: must be a table")
     return flat
 
 
-def _misplaced(path: str, table: str, key: str, allowed: Collection[str]) -> Iterator[str]:
+def _misplaced(path: str, table: str, key: str, value: Any, allowed: Collection[str]) -> Iterator[str]:
     """The problem of a key in this table, if there is one."""
     if key in allowed:
         return
@@ -127,7 +130,15 @@ def _misplaced(path: str, table: str, key: str, allowed: Collection[str]) -> Ite
         yield f"{here}.{key}: no longer a setting: {REMOVED[key]}"
     elif key in MAIN:
         yield f"{here}.{key}: belongs directly in [{path}]"
-    elif close := difflib.get_close_matches(key, [*MAIN, *_PLACES], n=1):
-        yield f"{here}.{key}: unknown key; did you mean {place_of(close[0])!r}?"
+    elif close := _close(key, value):
+        yield f"{here}.{key}: unknown key; did you mean {place_of(close)!r}?"
     else:
-        yield f"{here}.{key}: unknown key; allowed here: {', '.join(allowed)}"
+        tables = "" if table else f", and the tables {', '.join(SUBTABLES)}"
+        yield f"{here}.{key}: unknown key; allowed here: {', '.join(allowed)}{tables}"
+
+
+def _close(key: str, value: Any) -> str | None:
+    """The table or field with the name that `key` may be meant for. A table's key is rather meant for a table."""
+    tables = [*SUBTABLES, *_TABLES]
+    known = ([tables] if isinstance(value, dict) else []) + [[*MAIN, *_PLACES, *SUBTABLES]]
+    return next((close for names in known for close in difflib.get_close_matches(key, names, n=1)), None)
