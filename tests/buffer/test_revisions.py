@@ -61,10 +61,10 @@ def test_a_task_may_leave_the_batch_and_come_back() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_staleness": "x"}, "max_staleness: Input should be a valid integer"),
-        ({"max_staleness": -1}, "max_staleness: Input should be greater than or equal to 0"),
-        ({"batch_groups": 1001}, "batch_groups: Input should be less than or equal to 1000"),
-        ({"stragglers": "hope"}, "stragglers: Input should be 'wait' or 'expire'"),
+        ({"max_staleness": "x"}, "max_staleness: must be a whole number$"),
+        ({"max_staleness": -1}, "max_staleness: must be greater than or equal to 0$"),
+        ({"batch_groups": 1001}, "batch_groups: must be less than or equal to 1000$"),
+        ({"stragglers": "hope"}, "stragglers: must be 'wait' or 'expire'$"),
         ({"tail_batch_trigger_size": -1, "tail_batch_max_tries": 3}, "tail_batch_max_tries needs groups"),
         ({"max_stalenes": 3}, "max_stalenes is not a rule"),
         ({"schedule": "3:4"}, "schedule is not a rule"),

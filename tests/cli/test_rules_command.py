@@ -163,7 +163,7 @@ def test_a_retired_task_leaves_the_batch_and_comes_back(ask: Ask, buffer: Buffer
         (["math", "weight=2", "batch_groups=3"], "give one of them"),
         (["maths", "max_tries=4"], "task 'maths': run '.*' has the tasks code, math.1of2, math.2of2"),
         (["math", "batch_groups=x"], "batch_groups: must be a whole number"),
-        (["math", "max_tries=5", "audit_groups=-1"], "audit_groups: Input should be greater than or equal to 0"),
+        (["math", "max_tries=5", "audit_groups=-1"], "audit_groups: must be greater than or equal to 0"),
     ],
 )
 def test_a_wrong_change_is_one_clear_line_and_changes_nothing(

@@ -5,7 +5,6 @@ No line shows a password: secret keys' values are left out, and passwords in URL
 
 import difflib
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -13,26 +12,11 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from rollq.buffer.common.toml_words import WORDS, allowed_values
 from rollq.buffer.rules.settings import Settings
 from rollq.buffer.store.redis_url import mask_url
 
 MAX_VALUE_CHARS = 80
-
-_WORDS = {
-    "model_type": "must be a table",
-    "dict_type": "must be a table",
-    "tuple_type": "must be a list",
-    "path_type": "must be a path in quotes",
-    "string_type": "must be a string in quotes",
-    "int_type": "must be a whole number",
-    "float_type": "must be a number",
-    "bool_type": "must be true or false",
-    "int_parsing": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_parsing": "must be a number",
-    "bool_parsing": "must be true or false",
-}
-"""Pydantic error type -> its meaning in TOML's terms."""
 
 _SAME_TYPE = {(bool, bool), (int, int), (float, float), (int, float)}
 """Pairs of types (in the file, in the settings) that mean the same."""
@@ -77,7 +61,7 @@ def changed_types(
     if isinstance(data, float) and not math.isfinite(data):
         yield f"{path} = {data}: must be a finite number"
     elif isinstance(value, bool | int | float) and (type(data), type(value)) not in _SAME_TYPE:
-        yield f"{path}{_shown(path, data)}: {_WORDS[f'{type(value).__name__}_type']}"
+        yield f"{path}{_shown(path, data)}: {WORDS[f'{type(value).__name__}_type']}"
 
 
 def _dotted(location: Location) -> str:
@@ -96,15 +80,9 @@ def _line(
         return f"{path}: {_unknown(details, model)}"
     if kind == "missing":
         return f"{path}: is required, but missing"
-    allowed = _allowed(details)
+    allowed = allowed_values(details)
     source = f" (from {origins[path]})" if path in origins else ""
     return f"{path}{_shown(path, details['input'])}: {allowed}{source}" if path else allowed
-
-
-def _allowed(details: ErrorDetails) -> str:
-    if details["type"] == "value_error":
-        return str(details["ctx"]["error"])
-    return _WORDS.get(details["type"], re.sub(r"^\w+ should ", "must ", details["msg"]))
 
 
 def _shown(path: str, value: Any) -> str:

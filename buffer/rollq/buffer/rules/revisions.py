@@ -10,6 +10,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rollq.buffer.common.mappings import without
+from rollq.buffer.common.toml_words import allowed_values
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.batch_sizes import Schedule, groups_at, share_by_weight
 from rollq.buffer.rules.settings import CHANGEABLE_RULES, FIXED_RULES, TaskRules
@@ -236,8 +237,7 @@ def _validated(rules: TaskRules, changes: Mapping[str, Any]) -> TaskRules:
         return TaskRules.model_validate({**{name: getattr(rules, name) for name in TaskRules.model_fields}, **changes})
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"][:1]))
-        raise ConfigError(f"{where}: {first['msg']}" if where else first["msg"].removeprefix("Value error, ")) from None
+        raise ConfigError(": ".join([*map(str, first["loc"][:1]), allowed_values(first)])) from None
 
 
 def _checked(before: TaskRules, after: TaskRules) -> TaskRules:

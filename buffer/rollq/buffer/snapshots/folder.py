@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from rollq.buffer.common.atomic_files import atomic_folder, former_folder
+from rollq.buffer.common.toml_words import allowed_values
 from rollq.buffer.common.writing import writing_to
 from rollq.buffer.errors import ConfigError, SnapshotError
 
@@ -213,7 +214,7 @@ def read_index(directory: Path) -> tuple[Snapshot, str]:
         return Snapshot.model_validate(body), digest
     except ValidationError as error:
         first = error.errors()[0]
-        raise SnapshotError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise SnapshotError(f"{path}: {'.'.join(map(str, first['loc']))}: {allowed_values(first)}") from None
 
 
 def check(directory: Path, snapshot: Snapshot) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rollq.buffer.common.counting import count
+from rollq.buffer.common.toml_words import allowed_values
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.settings_errors import changed_types
 from rollq.cli.settings.migration import trinity, xtuner
@@ -110,7 +111,7 @@ def _accepted(run: Conversion) -> str:
 
 def _left_out(run: Conversion, error: Any) -> str:
     """Turn an error's key into a comment. Returns the error if a run needs the key, or ""."""
-    written, place, message = run.written, place_in_file(error["loc"]), _sentence(error)
+    written, place, message = run.written, place_in_file(error["loc"]), textwrap.shorten(allowed_values(error), 300)
     path = next((path for path in written.values if path == tuple(map(str, place))[: len(path)]), None)
     if path is None or path[-1] in _NEEDED:
         return f"{'.'.join(map(str, place)) or 'rollq.toml'}: {message}"
@@ -120,7 +121,3 @@ def _left_out(run: Conversion, error: Any) -> str:
 
 
 _NEEDED: Final = ("run", "prompts", "batch_groups", "groups", "model", "output", "steps")
-
-
-def _sentence(error: Any) -> str:
-    return textwrap.shorten(str(error["msg"]).removeprefix("Value error, "), 300)
