@@ -129,6 +129,13 @@ def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
             "tasks.math.batches.order = 'lifo': must be 'staleness', 'arrival', 'newest', 'uniform' or 'priority'",
         ),
         ("limits.min_valid_samples = 9", "tasks.math: min_valid_samples = 9: must not exceed group_size = 8"),
+        ("limits.audit_groups = 1000000000000000", "limits.audit_groups = 1000000000000000: must be less than 1"),
+        ("batches.schedule = [[1000000000000000, 2]]", "must be less than 1000000000000000"),
+        ("judge_options.digits = 9223372036854775808", "judge_options.digits = 9223372036854775808: must have at most"),
+        (
+            "max_staleness = 1000000000000\nstaleness.sync_weights_interval = 1000",
+            "max_staleness = 1000000000000: together with sync_weights_interval = 1000 it allows",
+        ),
         ("limits.lease_s = inf", "tasks.math.limits.lease_s = inf: must be a finite number"),
         ("max_tokens = 8.0", "tasks.math.max_tokens = 8.0: must be a whole number"),
         ("rows.prompt_field = 2001-02-03", "tasks.math.rows.prompt_field: must be a string in quotes"),
@@ -443,3 +450,19 @@ def test_a_task_may_choose_the_tokens_that_end_its_samples(tmp_path: Path) -> No
 def test_an_evaluation_at_temperature_0_is_greedy(tmp_path: Path) -> None:
     task = load(tmp_path, more='[evaluations.test]\nprompts = "p"\ntemperature = 0').all_tasks()["test"]
     assert (task.sampling(7).temperature, task.sampling(7).top_k) == (1.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("seed", "message"),
+    [
+        ("99999999999999999999", "seed = 99999999999999999999: must be less than 1000000000000000"),
+        ("1000000000000000", "seed = 1000000000000000: must be less than 1000000000000000"),
+        ("-1", "seed = -1: must be greater than or equal to 0"),
+    ],
+)
+def test_a_seed_that_a_role_cannot_use_is_refused(tmp_path: Path, seed: str, message: str) -> None:
+    assert message in problem(tmp_path, MINIMAL.replace('run = "r"', f'run = "r"\nseed = {seed}'))
+
+
+def test_the_largest_seed_that_redis_functions_take_is_allowed(tmp_path: Path) -> None:
+    assert load(tmp_path, MINIMAL.replace('run = "r"', 'run = "r"\nseed = 999999999999999')).seed == 999_999_999_999_999

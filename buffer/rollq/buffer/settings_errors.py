@@ -48,7 +48,7 @@ def explanation(error: ValidationError, model: type[BaseModel] | None = None) ->
 def changed_types(
     data: Any, value: Any, place: Callable[[Location], Location] = tuple, location: Location = ()
 ) -> Iterator[str]:
-    """One line per value whose type pydantic changed silently ("8" to 8, 1 to true).
+    """One line per value whose type pydantic changed silently ("8" to 8, 1 to true), or that TOML does not allow.
 
     `data` is the content of the file, `value` the settings made from it; `place` is as in `explain`.
     """
@@ -60,6 +60,8 @@ def changed_types(
     path = _dotted(place(location))
     if isinstance(data, float) and not math.isfinite(data):
         yield f"{path} = {data}: must be a finite number"
+    elif isinstance(data, int) and not -(2**63) <= data < 2**63:
+        yield f"{path}{_shown(path, data)}: must have at most 64 bits"
     elif isinstance(value, bool | int | float) and (type(data), type(value)) not in _SAME_TYPE:
         yield f"{path}{_shown(path, data)}: {WORDS[f'{type(value).__name__}_type']}"
 

@@ -4,6 +4,8 @@ from typing import Final
 
 MOST_DIGITS: Final = 15
 """Digits of numbers that JSON, Lua and Redis keep exactly."""
+LIMIT: Final = 10**MOST_DIGITS
+"""The smallest number with more digits."""
 
 
 def whole_number(text: str) -> int | None:

@@ -4,12 +4,13 @@ Each role defines its own sections in its own package; `rollq.cli.settings.model
 Unknown keys are errors everywhere.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from rollq.buffer.common.whole_numbers import LIMIT
 from rollq.buffer.rules.batch_sizes import groups_at
 from rollq.buffer.rules.staleness import stale_threshold
 
@@ -19,11 +20,31 @@ Order = Literal["staleness", "arrival", "newest", "uniform", "priority"]
 
 
 class Settings(BaseModel):
-    """Base class of all settings: frozen, with unknown keys refused and defaults validated."""
+    """Base class of all settings: frozen, with unknown keys refused and defaults validated. Whole numbers have at most
+    15 digits, so that Lua, JSON and numpy keep them exactly."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
     REMOVED: ClassVar[Mapping[str, str]] = {}
     """Removed key -> why it is gone and what to do, for the error that refuses the key."""
+
+    @field_validator("*")
+    @classmethod
+    def _whole_numbers_are_exact(cls, value: Any) -> Any:
+        for number in _whole_numbers(value):
+            if number >= LIMIT:
+                raise ValueError(f"must be less than {LIMIT}")
+            if number <= -LIMIT:
+                raise ValueError(f"must be greater than {-LIMIT}")
+        return value
+
+
+def _whole_numbers(value: Any) -> Iterator[int]:
+    """The whole numbers in a field's value; options of engines and functions may be any numbers."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _whole_numbers(item)
 
 
 class RedisSettings(Settings):
@@ -193,6 +214,16 @@ class TaskRules(GroupRules):
             raise ValueError(
                 f"max_token_staleness = {self.max_token_staleness}: tokens never get older than max_staleness = "
                 f"{self.max_staleness}; lower the first or raise the second"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _staleness_is_exact(self) -> Self:
+        if self.stale_threshold >= LIMIT:
+            raise ValueError(
+                f"max_staleness = {self.max_staleness}: together with sync_weights_interval = "
+                f"{self.sync_weights_interval} it allows {self.stale_threshold} train steps, and must allow less than "
+                f"{LIMIT}"
             )
         return self
 

@@ -19,6 +19,7 @@ from typing import Any
 import click
 import orjson
 
+from rollq.buffer.common.whole_numbers import LIMIT
 from rollq.buffer.errors import ConfigError, RollqError
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.demo.files import DemoFolder, DemoTask, own_tasks, read_rows, user_task
@@ -56,7 +57,13 @@ class NothingLearned(RollqError):
 @click.option(
     "--minutes", type=click.FloatRange(0.5), help="Fit the steps into about this time; never too few to learn."
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of a new model, the prompts and sampling.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, LIMIT - 1),
+    default=1,
+    show_default=True,
+    help="Seed of a new model, the prompts and sampling.",
+)
 @click.option("--prompts", type=click.Path(path_type=Path), help="Custom prompts (JSONL), judged by the last number.")
 @click.option("--prompt-field", default="prompt", show_default=True, help="Field of --prompts with the prompt.")
 @click.option("--answer-field", default="answer", show_default=True, help="Field of --prompts with the answer.")

@@ -35,7 +35,7 @@ class RollqSettings(Settings):
     """The whole of `rollq.toml`."""
 
     run: RunName = Field(description="name of the run; part of every key in Redis")
-    seed: int = Field(default=0, description="seed of the prompts' order, of sampling and of the trainer")
+    seed: int = Field(default=0, ge=0, description="seed of the prompts' order, of sampling and of the trainer")
     redis: RedisSettings = Field(default=RedisSettings(), description="servers of the run")
     payloads: PayloadSettings = Field(
         default=PayloadSettings(), description="where large frames of groups are kept, if not on the servers"
