@@ -52,7 +52,7 @@ def test_status_counts_them(rollq: Rollq, buffer: Buffer, server_url: str) -> No
         (("code", "--undo"), "--undo: name the rows"),
         (("code", "x"), "ROW 'x'"),
         (("code", "100"), "row 100: the prompts of task code have the rows 0 to 99"),
-        (("math.1of2", "3"), "row 3 does not belong to the shard math.1of2, but to number 2"),
+        (("math.1of2", "3"), "row 3 belongs to the shard math.2of2, not to math.1of2"),
         (("none", "3"), "task 'none'"),
     ],
 )

@@ -443,10 +443,13 @@ class TestObjectStore:
         with pytest.raises(ValueError, match="s3_url = 's3://bucket/prefix'"):
             ConsumerSettings(transport="s3", s3_url=url)
 
+    @pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
     @pytest.mark.parametrize("endpoint", ["10.0.0.5:9000", "store", "ftp://store"])
-    def test_an_endpoint_is_a_url(self, buffer: Buffer, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        with pytest.raises(ConfigError, match=r"AWS_ENDPOINT_URL is .* must begin with http://"):
+    def test_an_endpoint_is_a_url(
+        self, buffer: Buffer, monkeypatch: pytest.MonkeyPatch, endpoint: str, variable: str
+    ) -> None:
+        monkeypatch.setenv(variable, endpoint)
+        with pytest.raises(ConfigError, match=rf"^{variable} is .* must begin with http://"):
             WeightPublisher(buffer, "s3", "s3://bucket/prefix", 3)
 
     def test_without_obstore_the_extra_is_named(self, buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from rollq.buffer.calls.orders import GroupOrder, Steering
 from rollq.buffer.calls.tasks import Registry, encode_record
 from rollq.buffer.common.portions import slices
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rules.shards import shard_of
+from rollq.buffer.rules.shards import shard_names, shard_of
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import Status
 
@@ -75,12 +75,14 @@ class Excluding(Registry, Steering, Inspection):
         return digest.decode(), int(rows)
 
     def _check_rows(self, task: str, rows: Sequence[int], count: int) -> None:
-        _, number, total = shard_of(task)
+        name, number, total = shard_of(task)
         for row in rows:
             if not 0 <= row < count:
                 raise ConfigError(f"row {row}: the prompts of task {task} have the rows 0 to {count - 1:,}")
             if row % total != number - 1:
-                raise ConfigError(f"row {row} does not belong to the shard {task}, but to number {row % total + 1}")
+                raise ConfigError(
+                    f"row {row} belongs to the shard {shard_names(name, total)[row % total]}, not to {task}"
+                )
 
     def _check_number(self, task: str, excluded: int, count: int) -> None:
         _, number, total = shard_of(task)

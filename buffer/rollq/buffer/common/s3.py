@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/(?!\.{1,2}(?:/|\Z))[\w.=+@-]+)*)/?")
 """`s3://bucket/prefix`."""
 RETRIES, RETRY_S = 4, 60.0
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+"""The environment variables that may have the URL of the store; the first that is set counts."""
 
 
 def open_bucket(url: str, timeouts: "ClientConfig", *, what: str, retries: int = RETRIES) -> "S3Store":
@@ -30,9 +32,10 @@ def open_bucket(url: str, timeouts: "ClientConfig", *, what: str, retries: int =
         from obstore.store import S3Store
     except ImportError as error:
         raise ConfigError(f"{what} in an object store need obstore ({error}): pip install 'rollq[s3]'") from error
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "https://"
+    variable = next(filter(os.environ.get, ENDPOINTS), "")
+    endpoint = os.environ.get(variable, "https://")
     if not endpoint.startswith(("http://", "https://")):
-        raise ConfigError(f"AWS_ENDPOINT_URL is {endpoint!r}: it must begin with http:// or https://")
+        raise ConfigError(f"{variable} is {endpoint!r}: it must begin with http:// or https://")
     return S3Store(
         found[1],
         prefix=found[2].strip("/") or None,

@@ -26,7 +26,8 @@ def out_of_reach(run: str, place: str) -> ConfigError:
     if place == SERVER_FOLDER:
         return ConfigError(
             f"run {run!r} keeps large payloads in the folder of its embedded server, which this process cannot use: "
-            "start it on that machine as the same user, or set payloads.url to the place where that folder is mounted"
+            "start the process on the server's machine as the same user, or set payloads.url to the place where that "
+            "folder is mounted"
         )
     return ConfigError(
         f"run {run!r} keeps payloads outside its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as for its other "

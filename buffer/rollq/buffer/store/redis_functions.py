@@ -176,8 +176,8 @@ def translate(error: driver.ResponseError) -> Exception:
     if _is_missing(error):
         return ServerRefused(
             f"the server lacks functions of {library_name()!r}: run `rollq doctor --load-functions` as the operator; "
-            "if that changes nothing, delete the library that replaced them with "
-            f"`redis-cli function delete {library_name()}`, and try again"
+            f"if that changes nothing, use `redis-cli function delete {library_name()}` to delete the library that "
+            "has replaced them, and try again"
         )
     code, _, message = reply_text(error).partition(" ")
     kind = ERRORS.get(code.removeprefix("ROLLQ_")) if code.startswith("ROLLQ_") else None

@@ -54,4 +54,6 @@ def check_access(password: str | None, acl: Path | None, socket_path: Path | Non
         raise ConfigError("a unix socket needs no certificates: it is not encrypted, and stays on this machine")
     for name in SERVER_FILES:
         if certificates and not (certificates / name).is_file():
-            raise ConfigError(f"certificates {str(certificates)!r}: has no {name}; docs/guide/security.md makes one")
+            raise ConfigError(
+                f"certificates {str(certificates)!r}: has no {name}; docs/guide/security.md shows how to make it"
+            )
