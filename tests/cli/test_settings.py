@@ -196,13 +196,17 @@ def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
         ),
         (
             "max_staleness = 0\nbatches.max_uses = 3",
-            "max_uses = 3: 1 train steps after its first use, every group is too old",
+            "max_uses = 3: 1 train step after its first use, every group is too old",
         ),
         (
             "max_staleness = 2\nbatches.max_uses = 2\nbatches.reuse_cooldown_steps = 2",
             "max_uses = 2: 3 train steps after its first",
         ),
         ('[producer]\nstrategy = "sync"\nover_sample = 1', "producer: over_sample needs strategy = 'async'"),
+        (
+            '[producer]\nstrategy = "sync"\nadaptive_over_sample = true',
+            "producer: adaptive_over_sample needs strategy = 'async'",
+        ),
         (
             'batches.max_uses = 2\nbatches.reuse_cooldown_steps = 1\nmax_staleness = 3\n[producer]\nstrategy = "sync"',
             "makes no replacement for groups that cool down",

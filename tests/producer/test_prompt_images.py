@@ -130,7 +130,7 @@ def test_options_belong_to_prompts_with_images(folder: Path) -> None:
         ({"prompt": "x", "images": {"url": "https://x/y.png", "sha256": 5}}, "sha256 must be 64 hex digits"),
         ({"prompt": "x", "images": "data:image/svg+xml,<svg/>"}, "must have base64 data"),
         ({"prompt": "x", "images": "data:image/png;base64,"}, "is empty"),
-        ({"prompt": "x", "images": "file:///gone.png"}, "is not in .*: name its folder in image_folders"),
+        ({"prompt": "x", "images": "file:///gone.png"}, "is not in .*: name its folder in rows.image_folders"),
         ({"prompt": "x", "images": "file://elsewhere/gone.png"}, "on another machine"),
         ({"prompt": "x", "images": "text.png"}, "image 'text.png': a file of 4 bytes is not a readable image"),
         ({"prompt": "x", "images": "data:image/png;base64,cm9vdDp4"}, "a file of 6 bytes is not a readable image"),
@@ -138,7 +138,7 @@ def test_options_belong_to_prompts_with_images(folder: Path) -> None:
         ({"prompt": "x", "images": "a\0b.png"}, "cannot be read"),
         ({"prompt": "x", "images": "file:///a%00b.png"}, "cannot be read"),
         ({"prompt": "x", "images": "circle.png"}, "cannot be read"),
-        ({"messages": [{"role": "user", "content": [PART]}]}, "names no image: set images_field"),
+        ({"messages": [{"role": "user", "content": [PART]}]}, "names no image: set rows.images_field"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "image": None}]}]}, "names no image"),
         ({"prompt": "<image>", "images": ["small.png"] * 2}, "1 places for 2 images"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "path": ""}]}]}, "an image is a path"),
@@ -207,7 +207,7 @@ def ways_out(folder: Path, secret: Path) -> list[Any]:
 
 def test_files_elsewhere_are_not_read(folder: Path, secret: Path) -> None:
     for way in ways_out(folder, secret):
-        with pytest.raises(InvalidPrompt, match=r"is not in .*: name its folder in image_folders of the task"):
+        with pytest.raises(InvalidPrompt, match=r"is not in .*: name its folder in rows.image_folders of the task"):
             read(folder, {"prompt": "x", "images": way})
 
 

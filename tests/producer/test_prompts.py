@@ -99,7 +99,7 @@ SFT_ROW = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant
 
 def test_messages_that_end_with_the_answer_are_refused_unless_the_task_says_what_it_means() -> None:
     with pytest.raises(
-        ValueError, match=r'messages ends with the assistant.* set final_answer = "answer".* "continue"'
+        ValueError, match=r'messages ends with the assistant.* set rows.final_answer = "answer".* "continue"'
     ):
         prompt_of(Columns(), {**SFT_ROW, "answer": "4"})
     taken = prompt_of(Columns(final_answer="answer"), SFT_ROW)
@@ -232,7 +232,7 @@ def test_a_row_has_its_own_tools() -> None:
         (Columns(chat=True), 3, r"field 'tools' \(tools_field\) must be a list of tools, not 3"),
         (Columns(chat=True), [{"name": "add"}], r"field 'tools' \(tools_field\)\[0\] must be an object like"),
         (Columns(chat=True), False, r"field 'tools' \(tools_field\) must be a list of tools, not False"),
-        (Columns(), [{"function": {"name": "add"}}], "the prompt is a string: set chat = true"),
+        (Columns(), [{"function": {"name": "add"}}], "the prompt is a string: set rows.chat = true"),
         (Columns(chat=True, ids_field="prompt"), [{"function": {"name": "add"}}], "token ids bypass it: leave out one"),
     ],
 )
@@ -247,7 +247,7 @@ def test_a_reply_starts_with_the_prefix() -> None:
         USER,
         {"role": "assistant", "content": "<think>"},
     )
-    with pytest.raises(ValueError, match=r"prompt is a string, and reply_prefix .* set chat = true"):
+    with pytest.raises(ValueError, match=r"prompt is a string, and reply_prefix .* set rows.chat = true"):
         prompt_of(Columns(reply_prefix="<think>"), {"prompt": "hi", "answer": 1})
     with pytest.raises(ValueError, match="messages ends with the assistant's message, so leave out reply_prefix"):
         prompt_of(Columns(final_answer="continue", answer_field="", reply_prefix="<think>"), SFT_ROW)

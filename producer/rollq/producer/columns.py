@@ -145,8 +145,9 @@ class Columns:
             return content, answer
         if self.final_answer == "refuse":
             raise ValueError(
-                f"{field} ends with the assistant's message, so the model would see its answer; set final_answer = "
-                '"answer" to take it as the reference answer, or "continue" to have the model continue it'
+                f"{field} ends with the assistant's message, so the model would see its answer; set "
+                'rows.final_answer = "answer" to take it as the reference answer, or "continue" to have the model '
+                "continue it"
             )
         if len(content) == 1:
             raise ValueError(f"{field} has no message before the assistant's")
@@ -178,7 +179,7 @@ class Columns:
         if self.answer_field and look_up(row, self.answer_field, missing := object()) is missing:
             raise ValueError(
                 f"no field {self.answer_field!r} (answer_field); the row has {_names(row)}; "
-                'set answer_field = "" when prompts have no answer'
+                'set rows.answer_field = "" when prompts have no answer'
             )
 
     def _with_system_prompt(self, row: Mapping[str, Any], content: Content) -> Content:
@@ -219,14 +220,16 @@ class Columns:
         if tools and look_up(row, self.ids_field) is not None:
             raise ValueError(f"{name}: the chat template shows tools, and token ids bypass it: leave out one of them")
         if tools and isinstance(content, str):
-            raise ValueError(f"{name}: the chat template shows tools, and the prompt is a string: set chat = true")
+            raise ValueError(f"{name}: the chat template shows tools, and the prompt is a string: set rows.chat = true")
 
     def _with_reply_prefix(self, field: str, content: Content) -> Content:
         """The content with the start of the assistant's reply, if the settings have one."""
         if not self.reply_prefix:
             return content
         if isinstance(content, str):
-            raise ValueError(f"{field} is a string, and reply_prefix starts an assistant's message: set chat = true")
+            raise ValueError(
+                f"{field} is a string, and reply_prefix starts an assistant's message: set rows.chat = true"
+            )
         if content[-1]["role"] == "assistant":
             raise ValueError(f"{field} ends with the assistant's message, so leave out reply_prefix")
         return (*content, {"role": "assistant", "content": self.reply_prefix})

@@ -122,7 +122,8 @@ def _load(package: Any, path: Path) -> Any:
         reason = f"it is empty, or not data of this kind: {error.__cause__ or error}"
         raise ConfigError(f"prompts = {str(path)!r} cannot be read: {reason}") from error
     if isinstance(data, package.DatasetDict):
-        raise ConfigError(f"prompts = {str(path)!r} holds the splits {', '.join(data)}: name one, {path.name}/...")
+        split = f"{path.name}/{next(iter(data))}"
+        raise ConfigError(f"prompts = {str(path)!r} holds the splits {', '.join(data)}: name one, such as {split!r}")
     return data
 
 
@@ -131,7 +132,7 @@ def _as_json(column: str, value: Any, *, images: bool) -> bytes:
         return exact_json.dumps(value, default=_image_url if images else None)
     except TypeError as error:
         raise ValueError(
-            f"column {column!r} cannot be written as JSON ({error}); list the needed columns in metadata_fields"
+            f"column {column!r} cannot be written as JSON ({error}); list the needed columns in rows.metadata_fields"
         ) from error
 
 

@@ -192,8 +192,8 @@ class Producer:
             log.info("task %s: %d rows of its prompts are excluded by hand", feed.task, len(found.rows))
             if found.of_another_file:
                 log.warning(
-                    "task %s: %d rows were excluded from different prompts, and are used; `rollq groups exclude %s` "
-                    "lists the excluded rows",
+                    "task %s: %d rows were excluded when the task had other prompts, so they are used; `rollq groups "
+                    "exclude %s` lists the excluded rows",
                     feed.task,
                     found.of_another_file,
                     task_of(feed.task),

@@ -93,7 +93,7 @@ def _with_parts(message: Mapping[str, Any], parts: list[Any]) -> Mapping[str, An
 
 def _check_no_place(messages: Messages) -> None:
     if any(PART in message["content"] for message in messages if isinstance(message.get("content"), list)):
-        raise ValueError("the messages have places for images, and the row names no image: set images_field")
+        raise ValueError("the messages have places for images, and the row names no image: set rows.images_field")
 
 
 def _first_user(messages: Messages, count: int) -> int:
@@ -178,8 +178,8 @@ class ImageFiles:
             leads = "" if resolved == path else f"leads to {str(resolved)[:80]!r}, which "
             allowed = " or ".join(repr(str(folder)) for folder in folders)
             raise ImageError(
-                f"image {str(path)[:80]!r} {leads}is not in {allowed}: name its folder in image_folders of the task or "
-                "evaluation, if its rows may read there"
+                f"image {str(path)[:80]!r} {leads}is not in {allowed}: name its folder in rows.image_folders of the "
+                "task or evaluation, if its rows may read there"
             )
         return resolved
 

@@ -88,7 +88,7 @@ class Sampler:
             self._warned_pass = number
             log.warning(
                 "the order takes none of the %d prompts in pass %d, so the pass takes all of them; all are too easy or "
-                "too hard: widen the band, or check the judge",
+                "too hard: check the judge or, with the curriculum, its low and high",
                 self._count,
                 number,
             )

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from rollq.buffer.common.counting import count
 from rollq.buffer.rules.settings import PromptLength, Settings, TaskRules
 from rollq.buffer.settings_errors import explanation
 
@@ -29,7 +30,8 @@ class ProducerSettings(Settings):
     @model_validator(mode="after")
     def _sync_has_no_surplus(self) -> Self:
         if self.strategy == "sync" and (self.over_sample > 0 or self.adaptive_over_sample):
-            raise ValueError("over_sample needs strategy = 'async': sync schedules exactly one batch")
+            name = "over_sample" if self.over_sample > 0 else "adaptive_over_sample"
+            raise ValueError(f"{name} needs strategy = 'async': sync schedules exactly one batch")
         return self
 
 
@@ -155,7 +157,7 @@ class ProducerTask(TaskRules, PromptSettings):
     def _groups_can_be_used_again(self) -> Self:
         if not self.offline and self.max_uses > 1 and self.reuse_cooldown_steps + 1 >= self.stale_threshold:
             raise ValueError(
-                f"max_uses = {self.max_uses}: {self.reuse_cooldown_steps + 1} train steps after its first use, every "
-                f"group is too old; raise max_staleness, lower reuse_cooldown_steps or leave max_uses out"
+                f"max_uses = {self.max_uses}: {count(self.reuse_cooldown_steps + 1, 'train step')} after its first "
+                "use, every group is too old; raise max_staleness, lower reuse_cooldown_steps or leave max_uses out"
             )
         return self
