@@ -607,7 +607,7 @@ def test_weights_in_other_files_are_other_weights_in_a_replay(
         assert "version 0 differ from" not in caplog.text
     with connect(weights={"w": torch.zeros(1)}, publish_dtype="bfloat16"):
         assert "version 0 differ from" in caplog.text
-        assert "changing publish_dtype or max_file_bytes is enough" in caplog.text
+        assert "a change of publish_dtype or max_file_bytes causes this too" in caplog.text
 
 
 def test_a_run_that_was_never_created_is_store_lost(connect: Connect) -> None:

@@ -169,7 +169,7 @@ def test_a_trainer_that_waits_for_an_offline_task_says_what_to_do(buffer: Buffer
     counts, fullness = [buffer.counts("demos")], buffer.fullness()
     assert outlook(shortfall, counts, fullness) is Outlook.WAIT  # type: ignore[arg-type]
     text = explain_wait(shortfall, counts, {}, fullness)  # type: ignore[arg-type]
-    assert "1 of 2 ready: it is empty: import more (`rollq import demos FILE`)" in text
+    assert "1 of 2 ready: only imports fill it: `rollq import demos SAMPLES`" in text
 
 
 @contextmanager

@@ -106,7 +106,12 @@ def test_xm03_the_outlook_of_a_step_that_is_short(
             2,
             "nothing is scheduled: is a producer running (`rollq produce`), and does its prompt file contain prompts?",
         ),
-        (SHORT, counts({Status.PENDING: 5}, control=Control.PAUSE), 2, "production is set to pause (`rollq resume`)"),
+        (
+            SHORT,
+            counts({Status.PENDING: 5}, control=Control.PAUSE),
+            2,
+            "production is set to pause: `rollq resume` continues it",
+        ),
         (
             SHORT,
             counts({Status.PENDING: 5}, control=Control.STOPPED, reason="too little is kept"),

@@ -262,7 +262,7 @@ class TrainerSettings(ClientSettings):
         if self.credit == "sample":
             if self.discount != 1:
                 raise ValueError(
-                    f'discount = {self.discount!r}: needs credit = "tokens" or "turns"; set that, or leave this out'
+                    f'discount = {self.discount!r}: needs credit = "tokens" or "turns"; set it, or leave discount out'
                 )
             return self
         given = f'credit = "{self.credit}"'

@@ -77,7 +77,7 @@ class AdvantageSettings(Settings):
                 "leave out baseline and deviation, or set pass_k = 1"
             )
         if self.pass_k > 1 and self.scale == "batch":
-            raise ValueError(f'pass_k = {self.pass_k}: has no deviation of a batch; use scale = "group" or "none"')
+            raise ValueError(f'pass_k = {self.pass_k}: excludes scale = "batch"; use scale = "group" or "none"')
         return self
 
 

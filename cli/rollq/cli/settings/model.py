@@ -246,7 +246,7 @@ def _tasks_with_another_loss_exist(settings: RollqSettings) -> Iterator[str]:
     for key, named in (("sft", loss.sft), ("distillation", loss.distillation)) if loss else ():
         for name in named:
             if name not in settings.tasks:
-                yield f"trainer.loss.{key}: {name!r} is not a task; there are {', '.join(settings.tasks)}"
+                yield f"trainer.loss.{key}: {name!r} is not a task; the tasks are {', '.join(settings.tasks)}"
 
 
 def _teachers_tell_enough(settings: RollqSettings) -> Iterator[str]:

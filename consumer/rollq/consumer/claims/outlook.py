@@ -100,7 +100,7 @@ def _failures(counts: Counts) -> str:
 def _why_not_produced(clock: Clock) -> str:
     """The order that holds production back: an operator's, a producer's, or the trainer's."""
     if clock.control is Control.PAUSE:
-        return "production is set to pause (`rollq resume`)"
+        return "production is set to pause: `rollq resume` continues it"
     remedy = "; fix the cause, then let production continue (`rollq resume`)"
     stopped = remedy if clock.control is Control.STOPPED else ""
     return f"production is set to {clock.control.value}: {clock.control_reason}{stopped}"
@@ -124,7 +124,7 @@ def _reason(shortfall: Shortfall, counts: Counts, workers: int, fullness: Fullne
     if late := shortfall.stragglers.get(counts.task, 0):
         return f"waiting for {count(late, 'running group')} that would be too old at the next step"
     if clock.rules.offline:
-        return f"it is empty: import more (`rollq import {task_of(counts.task)} FILE`)"
+        return f"only imports fill it: `rollq import {task_of(counts.task)} SAMPLES`"
     if running:
         return "1 worker is generating" if workers == 1 else f"{workers} workers are generating"
     if pending:

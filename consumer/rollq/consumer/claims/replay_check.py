@@ -52,13 +52,13 @@ class Replay:
 def _judge(on_mismatch: OnReplayMismatch, version: int, batches: str) -> bool:
     """Whether to replay `batches` although the weights of `version` differ from the recorded weights."""
     problem = (
-        f"the weights of version {version} differ from those published earlier as version {version} (changing "
-        "publish_dtype or max_file_bytes is enough)"
+        f"the weights of version {version} differ from those published earlier as version {version} (a change of "
+        "publish_dtype or max_file_bytes causes this too)"
     )
     if on_mismatch == "fail":
         raise ReplayMismatch(
             f'{problem}, but {batches} belong to the earlier ones: resume with mode = "return" or "regenerate", or '
-            "set on_replay_mismatch"
+            'set on_replay_mismatch = "warn" or "regenerate"'
         )
     if on_mismatch == "warn":
         log.warning(

@@ -85,8 +85,8 @@ def find_truncation(batch: Batch) -> str | None:
         if top_p < 1 or top_k > 0:
             return (
                 f"step {batch.step}: samples were drawn with top_p = {top_p}, top_k = {top_k}. Their behaviour "
-                "logprobs are under the truncated distribution, the trainer's are not, so importance ratios are too "
-                "small. Use top_p = 1 and top_k = 0 for training, and other values only for evaluations"
+                "logprobs follow the truncated distribution, but the trainer's logprobs do not, so importance ratios "
+                "are too small. Use top_p = 1 and top_k = 0 for training, and other values only for evaluations"
             )
     return None
 

@@ -170,12 +170,15 @@ class Learner:
         arrays = [ROUTED_EXPERTS] if self._settings.replay_experts else []
         if arrays:
             check_recorded(batch)
-        micro_batches = batch.micro_batches(
-            self._settings.micro_batch_tokens,
-            padded=self._settings.layout == "padded",
-            arrays=arrays,
-            whole_samples=self._settings.loss.needs_whole_samples,
-        )
+        try:
+            micro_batches = batch.micro_batches(
+                self._settings.micro_batch_tokens,
+                padded=self._settings.layout == "padded",
+                arrays=arrays,
+                whole_samples=self._settings.loss.needs_whole_samples,
+            )
+        except ConfigError as error:
+            raise ConfigError(f"step {batch.step}: {error}; max_tokens is micro_batch_tokens in [trainer]") from None
         return leave_out_absent(batch, micro_batches, self._settings.loss)
 
     def _on_device(self, micro: MicroBatch, batch: Batch) -> MicroBatch:
