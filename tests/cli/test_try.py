@@ -116,7 +116,10 @@ def test_a_judge_that_expects_another_form_is_a_problem_until_the_form_is_named(
     judge = 'judge = "tried_judges.of_its_own_form"'
     result = tried(tmp_path, more=judge)
     assert result.exit_code == 1
-    assert "gives 0 to the row's own answer, and no less to a wrong text; answer_text names the form" in result.output
+    assert (
+        "gives 0 to the row's own answer, and no less to a wrong text; judging.answer_text names the form"
+        in result.output
+    )
     assert tried(tmp_path, more=f'{judge}\njudging.answer_text = "FINAL: {{answer}}"').exit_code == 0
 
 

@@ -231,7 +231,7 @@ def test_weights_with_an_old_layer_are_rejected_and_the_next_ones_serve(
 
     async def scenario(engine: SglangEngine) -> None:
         engine.expect(probes[1])
-        with pytest.raises(WeightsRejected, match="no server serves weights of version 1 rightly"):
+        with pytest.raises(WeightsRejected, match="no server serves the weights of version 1 correctly"):
             await engine.swap(tmp_path, version(1), SwapMode.ABORT)
         engine.expect(probes[2])
         await engine.swap(models[2], version(2), SwapMode.ABORT)

@@ -183,7 +183,7 @@ def test_weights_with_an_old_layer_are_rejected_before_a_group_is_leased_and_the
             running = [asyncio.create_task(host.generate(request)) for request in requests]
             while not any(call.tokens.ids for call in engine._gate.calls):
                 await asyncio.sleep(0.001)
-            with pytest.raises(WeightsRejected, match="no server serves weights of version 1 rightly"):
+            with pytest.raises(WeightsRejected, match="no server serves the weights of version 1 correctly"):
                 await host.swap(tmp_path, version(1), SwapMode.KEEP, probes[1])
             ready.append(host.ready)
             await host.swap(models[2], version(2), SwapMode.ABORT, probes[2])

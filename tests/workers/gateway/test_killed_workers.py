@@ -107,7 +107,7 @@ def test_an_agent_whose_records_do_not_fit_fails_with_the_limit_and_the_remedy(
         workers.until(lambda: log.exists() and "RecordsFull" in log.read_text())
     said = log.read_text()
     assert "the calls of one group have filled its records, 16384 calls or 64 MiB: " in said
-    assert "set max_calls or max_made_tokens of agent_options, or group_size, lower" in said
+    assert "lower max_calls or max_made_tokens in agent_options, or group_size" in said
 
 
 def test_an_agent_gives_its_own_reward(buffer: Buffer, server_url: str, tmp_path: Path) -> None:

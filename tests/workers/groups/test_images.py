@@ -108,7 +108,7 @@ def test_a_request_may_hold_all_images_or_none(tokenizer: HfTokenizer) -> None:
 
 def test_a_prompt_without_images_has_no_place_for_one(tokenizer: HfTokenizer) -> None:
     found = read(Prompt("an <image> tag"), tokenizer)
-    with pytest.raises(ImageError, match="names no image: set images_field"):
+    with pytest.raises(ImageError, match=r"names no image: set rows\.images_field"):
         found.images_in(found.ids.tolist())
     with pytest.raises(ImageError, match="which means an image"):
         found.check_response([IMAGE])

@@ -54,7 +54,7 @@ def test_only_samples_that_the_limit_ended_are_masked() -> None:
 
 
 def test_a_buffer_larger_than_the_answer_is_refused() -> None:
-    with pytest.raises(ValidationError, match="the penalty starts that many tokens before the limit, max_tokens = 8"):
+    with pytest.raises(ValidationError, match="overlong_buffer_tokens = 9: must not exceed max_tokens = 8"):
         WorkerTask(batch_groups=1, max_tokens=8, overlong_buffer_tokens=9)
 
 

@@ -135,7 +135,7 @@ def test_a_killed_agent_loses_at_most_one_turn(buffer: Buffer, server_url: str, 
     [
         (SalvageOutcome.FULL, "tokens beyond 16384 parts or 67108864 bytes are not salvaged"),
         (SalvageOutcome.REFUSED, ""),  # its lease is over
-        (ServerRefused("memory is full"), "tokens are not salvaged, as of task 'math': memory is full"),
+        (ServerRefused("memory is full"), "tokens are not salvaged, for example of task 'math': memory is full"),
     ],
 )
 def test_parts_that_are_not_kept_end_the_salvage_of_their_lease_alone(

@@ -113,7 +113,7 @@ def test_the_form_that_a_task_names_must_be_accepted() -> None:
 
 def test_a_judge_that_may_raise_is_doubted_and_not_refused() -> None:
     problems, _ = found("reads_json", ["a"])
-    assert "set answer_text to the form that it expects" in problems[0]
+    assert "set judging.answer_text to the form that it expects" in problems[0]
     problems, doubt = found("reads_json", ["a"] * FIRST_ROWS, may_raise=True)
     assert problems == [""] * FIRST_ROWS
     assert "reads_json" in doubt
@@ -126,7 +126,7 @@ def test_only_the_first_rows_are_looked_at() -> None:
 
 
 def test_a_form_without_a_place_for_the_answer_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"lacks \{answer\}"):
+    with pytest.raises(ValidationError, match=r"must contain \{answer\}"):
         JudgeSettings(answer_text="FINAL")
 
 

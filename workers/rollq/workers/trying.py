@@ -172,12 +172,12 @@ class Trying:
         if own.verdict.error:
             row.problems.append(
                 f"{row.place}: {own.verdict.error}; the text was the row's own answer; "
-                "answer_text names the form that the judge expects"
+                "judging.answer_text names the form that the judge expects"
             )
         elif not own.is_accepted:
             row.problems.append(
                 f"{row.place}: judge {judge!r} gives {own.verdict.reward:g} to the row's own answer, and no "
-                "less to a wrong text; answer_text names the form that it expects"
+                "less to a wrong text; judging.answer_text names the form that it expects"
             )
 
 

@@ -126,7 +126,9 @@ def test_weights_that_all_servers_serve_wrongly_are_rejected_and_the_next_ones_a
         running = asyncio.create_task(host.generate(replace(ASK)))
         while sum(len(call.tokens.ids) for call in engine._gate.calls) < 2:
             await asyncio.sleep(0.005)
-        with pytest.raises(WeightsRejected, match=r"no server serves weights of version 1 rightly: .*1 nats apart"):
+        with pytest.raises(
+            WeightsRejected, match=r"no server serves the weights of version 1 correctly: .*1 nats apart"
+        ):
             await host.swap(model, SECOND, SwapMode.ABORT, probe_of(-1.5))
         assert host.published.is_set() is False
         assert {span.version for span in (await running).versions} == {0}
@@ -170,7 +172,7 @@ def test_servers_that_others_load_late_are_waited_for(two: Two, model: Path, cap
         for server in two:
             server.prompt_logprob = -1.5
         for _ in range(3):
-            with pytest.raises(WeightsLate, match="no server serves weights of version 1 rightly"):
+            with pytest.raises(WeightsLate, match="no server serves the weights of version 1 correctly"):
                 await host.swap(model, SECOND, SwapMode.WAIT, RIGHT)
         assert len(errors(caplog)) == 2
         for server in two:

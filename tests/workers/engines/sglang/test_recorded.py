@@ -383,7 +383,7 @@ def test_a_server_with_other_logprobs_than_the_weights_gets_no_requests(two: Two
         assert (engine.check.difference, engine.check.tolerance) == (0, 1e-3)
         other.prompt_logprob = -0.6
         engine.expect(probe)
-        with pytest.raises(WeightsRejected, match="no server serves weights of version 2 rightly"):
+        with pytest.raises(WeightsRejected, match="no server serves the weights of version 2 correctly"):
             await engine.swap(model, WeightsVersion(1, 2, "c" * 64), SwapMode.WAIT)
 
     with_engine(scenario, *two, push_model=model)

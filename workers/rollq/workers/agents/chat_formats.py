@@ -117,6 +117,6 @@ def format_of(tokenizer: Tokenizer) -> BuiltInFormat:
     if family is None:
         raise ConfigError(
             "agent_options.tool_parser 'auto' does not know the chat template of this model: name one of "
-            f"{NAMES}, or one of vLLM's where it is installed"
+            f"{NAMES}, or one of vLLM's if vLLM is installed"
         )
     return BUILT_IN[family]

@@ -263,7 +263,10 @@ def tokens_left(rollout: Rollout, conversation: Conversation) -> int:
 def prompt_messages(prompt: Prompt) -> tuple[Message, ...]:
     """A prompt's messages; a string becomes a user message. Raises `SampleFailed` for token ids."""
     if prompt.ids is not None:
-        problem = "prompt: it has token ids, and a conversation of several turns needs messages or a string"
+        problem = (
+            "prompt: it has token ids, and a conversation of several turns needs messages or a string: give the row "
+            'one of these, and set rows.ids_field = ""'
+        )
         raise SampleFailed(FailureKind.PROMPT, problem)
     return ({"role": "user", "content": prompt.content},) if isinstance(prompt.content, str) else prompt.content
 

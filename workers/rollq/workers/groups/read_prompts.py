@@ -34,7 +34,9 @@ class ReadPrompt:
         if self.reserved.isdisjoint(ids):
             return None
         if self.images is None:
-            raise ImageError("the prompt has a place for an image, and names no image: set images_field of the task")
+            raise ImageError(
+                "the prompt has a place for an image, and names no image: set rows.images_field of the task"
+            )
         self.images.collapse(ids)  # raises unless all images are there
         return self.images
 

@@ -35,9 +35,9 @@ class RecordsFull(RollqError):
 
     def __init__(self) -> None:
         super().__init__(
-            f"the calls of one group have filled its records, {MOST_PARTS} calls or {MOST_PART_BYTES >> 20} MiB: set "
-            "max_calls or max_made_tokens of agent_options, or group_size, lower; or partial_rollout = false, with "
-            "which no calls are recorded"
+            f"the calls of one group have filled its records, {MOST_PARTS} calls or {MOST_PART_BYTES >> 20} MiB: lower "
+            "max_calls or max_made_tokens in agent_options, or group_size; or set staleness.partial_rollout = false, "
+            "so that no calls are recorded"
         )
 
 
@@ -144,10 +144,13 @@ class Salvage:
         held.is_full = error is None and future.result() is SalvageOutcome.FULL
         lease = held.lease
         if error is not None:
-            self._failures.warning(type(error), "tokens are not salvaged, as of task %r: %s", lease.task, error)
+            self._failures.warning(
+                type(error), "tokens are not salvaged, for example of task %r: %s", lease.task, error
+            )
         elif held.is_full:
             self._failures.warning(
-                (lease.task, "full"), "tokens beyond %d parts or %d bytes are not salvaged, as of group %d of task %r",
+                (lease.task, "full"),
+                "tokens beyond %d parts or %d bytes are not salvaged, for example of group %d of task %r",
                 MOST_PARTS, MOST_PART_BYTES, lease.group_id, lease.task,
             )  # fmt: skip
 

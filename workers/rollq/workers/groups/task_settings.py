@@ -128,7 +128,7 @@ class JudgeSettings(Settings):
     @classmethod
     def _has_the_answer(cls, value: str | None) -> str | None:
         if value is not None and PLACEHOLDER not in value:
-            raise ValueError(f"{value!r} lacks {PLACEHOLDER}, in whose place the answer of a row comes")
+            raise ValueError(f"must contain {PLACEHOLDER}, the place of a row's answer")
         return value
 
 
@@ -205,7 +205,7 @@ class WorkerTask(TaskRules, RolloutSettings):
             raise ValueError(
                 f"{', '.join(refused)}: changes the distribution that tokens are drawn from, but the trainer computes "
                 "logprobs from the logits and the temperature alone, so importance ratios would be wrong; leave it out "
-                "of a task that is trained, or set it in [evaluations.<name>]"
+                "of a task that is trained, or set it in [evaluations.<name>.sampling]"
             )
         return self
 
@@ -213,8 +213,8 @@ class WorkerTask(TaskRules, RolloutSettings):
     def _penalty_starts_within_the_limit(self) -> Self:
         if self.overlong_buffer_tokens > self.max_tokens:
             raise ValueError(
-                f"overlong_buffer_tokens = {self.overlong_buffer_tokens}: the penalty starts that many tokens before "
-                f"the limit, max_tokens = {self.max_tokens}, so it cannot exceed it"
+                f"overlong_buffer_tokens = {self.overlong_buffer_tokens}: must not exceed max_tokens = "
+                f"{self.max_tokens}, because the penalty starts that many tokens before this limit"
             )
         return self
 

@@ -70,7 +70,7 @@ class GroupJudge:
             known = isinstance(error, TimeoutError | JudgeFailed | InvalidReward)
             reason = str(error) if known else reason_of(error)
             if isinstance(error, CallsHang):
-                reason = f"{error}; set isolate_judge = true to kill calls that take too long"
+                reason = f"{error}; set judging.isolate_judge = true to kill calls that take too long"
             raise GroupNotJudged(f"group judge {self.name!r}: {reason}") from error
 
     def _verdict(self, answer: Any, sample: Sample) -> Verdict:

@@ -119,7 +119,7 @@ class Judge:
             case TimeoutError():
                 return self._failed(str(error), raised=True)
             case CallsHang():
-                return self._failed(f"{error}; set isolate_judge = true to kill calls that take too long")
+                return self._failed(f"{error}; set judging.isolate_judge = true to kill calls that take too long")
             case SampleFailed():
                 return self._failed(said_by(error), error)._replace(failure=error.kind)
             case InvalidReward():

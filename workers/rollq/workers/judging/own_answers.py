@@ -197,8 +197,8 @@ class _FirstAnswers:
     def _doubt(self, judged: Judged) -> None:
         self.doubt = (
             f"judge {self._judge.name!r} gives the reference answers of the first rows no better reward than a wrong "
-            f"text, such as {judged.text!r:.{SHOWN}}: check it with `rollq try`, and set answer_text to the form that "
-            "it expects"
+            f"text, such as {judged.text!r:.{SHOWN}}: check the judge with `rollq try`, and set judging.answer_text to "
+            "the form that it expects"
         )
         log.warning("%s", self.doubt)
 
@@ -208,9 +208,9 @@ def described(name: str, judged: Judged) -> str:
     if judged.verdict.error:
         return (
             f"{judged.verdict.error}; it was given the prompt's own answer, as the text {judged.text!r:.{SHOWN}}: fix "
-            "the row or the judge, or set answer_text to the form that it expects"
+            "the row or the judge, or set judging.answer_text to the form that it expects"
         )
     return (
         f"judge {name!r} gives {judged.verdict.reward:g} to the prompt's own answer, as the text "
-        f"{judged.text!r:.{SHOWN}}: fix the row or the judge, or set answer_text to the form that it expects"
+        f"{judged.text!r:.{SHOWN}}: fix the row or the judge, or set judging.answer_text to the form that it expects"
     )

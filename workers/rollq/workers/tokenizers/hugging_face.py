@@ -143,7 +143,8 @@ class HfTokenizer:
     def _rendered(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], **how: bool) -> str:
         if self._tokenizer.chat_template is None:
             raise ConfigError(
-                f"the tokenizer in {str(self._folder)!r} has no chat template: use prompts that are text, or add one"
+                f"the tokenizer in {str(self._folder)!r} has no chat template: use prompts that are text, or name a "
+                "template with [worker] chat_template"
             )
         text: str = self._tokenizer.apply_chat_template(
             [dict(message) for message in messages],

@@ -243,9 +243,9 @@ class OpenAIEngine(Gated):
             if version.version and not self._settings.server_follows:
                 raise WeightsError(
                     f"{self._settings.urls[0]} was not given the weights of version {version.version}: this engine "
-                    "loads none. Set push_model in [worker.options] to have it load them; if something else "
-                    "loads every version into them before the trainer publishes it, server_follows = true; else use "
-                    "an engine that loads weights"
+                    "loads none. In [worker.options], set push_model to have it load each version into the servers, or "
+                    "server_follows = true if something else loads it before the trainer publishes it; or use an "
+                    "engine that loads weights"
                 )
             async with self._gate.closed(mode):
                 return await self._serve(None, version, probe)
@@ -271,7 +271,7 @@ class OpenAIEngine(Gated):
         except WrongWeights as error:
             self.version, self._rejected = version, True
             rejected = WeightsLate if weights is None else WeightsRejected
-            raise rejected(f"no server serves weights of version {version.version} rightly: {error}") from error
+            raise rejected(f"no server serves the weights of version {version.version} correctly: {error}") from error
         except (TimeoutError, ValueError) as error:
             reason = f"no server took the weights of version {version.version} within {limit_s:g} s: {error}"
             self._gate.fail(reason)

@@ -79,7 +79,7 @@ class VllmEngine:
     async def start(self) -> None:
         """Load the model; takes seconds to minutes. Raises `ConfigError` if vLLM cannot serve it."""
         if "weight_transfer_config" in self._settings.engine_args and not SUPPORTS_REJOINING:
-            raise ConfigError("engine_args: weight transfer needs vLLM 0.32 or later, this one can do it only once")
+            raise ConfigError("engine_args: weight transfer needs vLLM 0.32 or later; this version can do it only once")
         self._tensors = model_tensors(self._settings.model)
         try:
             await self._prepare(await self._start_process(self._settings))
@@ -257,7 +257,9 @@ class VllmEngine:
             process = self._living()
             self._check_mode(mode, adapter=False)
             if mode is SwapMode.RESTART:
-                raise ConfigError("[worker] swap = 'restart' takes weights from files only: set [trainer] transport")
+                raise ConfigError(
+                    "[worker] swap = 'restart' takes weights from files only: set [trainer] transport = 'path'"
+                )
             where = f"weight broadcast {incoming.number}"
             check_tensors(incoming.tensors, self._tensors, where, optional=self._copies.values())
             stays = outlives(self._gate.running, adapter=False, spared=0)
@@ -328,7 +330,9 @@ class VllmEngine:
         """
         process = self._living()
         if not process.can_sleep and not current_platform.is_cpu():
-            raise ConfigError("vLLM keeps the GPU's memory: set engine_args = { enable_sleep_mode = true }")
+            raise ConfigError(
+                "vLLM keeps the GPU's memory: set engine_args = { enable_sleep_mode = true } in [worker.options]"
+            )
         await self._gate.sleep()
         if process.can_sleep:
             await process.change(process.llm.sleep(level=1))

@@ -42,8 +42,8 @@ def rewarded(body: Mapping[str, Any]) -> Outcome:
     is_reward = _is_number(reward) or (reward is None and not parts and turns is None)
     if not is_reward or not isinstance(parts, dict) or not all(map(_is_number, parts.values())):
         raise CallRefused(
-            'a reward is {"reward": a number, "parts": {name: a number}}, finite ones, or {"reward": null} for the '
-            "task's judge"
+            'a reward is {"reward": a number, "parts": {name: a number}} with finite numbers, or {"reward": null} if '
+            "the task's judge gives it"
         )
     truncated = body.get("truncated", False)
     if not isinstance(truncated, bool):
