@@ -165,8 +165,9 @@ def test_a_check_of_rows_that_take_for_ever_says_how_far_it_is_and_ends(
     [
         (("check", "chain_sum"), "write a kind and a name"),
         (("check", "reasoning-gym:no_such"), "has no generator 'no_such'"),
-        (("check", "reasoning-gym:chain_sun"), "did you mean 'chain_sum'?"),
-        (("check", CHAIN_SUM, "-o", "max_termz=3"), "env_options.max_termz: unknown key; did you mean 'max_terms'?"),
+        (("check", "reasoning-gym:chain_sun"), "shows all names; did you mean 'chain_sum'?"),
+        (("check", CHAIN_SUM, "-o", "max_termz=3"), "env_options.max_termz: unknown key; chain_sum has "),
+        (("check", CHAIN_SUM, "-o", "max_termz=3"), "; did you mean 'max_terms'?"),
         (("check", CHAIN_SUM, "-o", "rows=3"), "--option rows: use --rows"),
         (("check", CHAIN_SUM, "-o", "max_terms"), "--option 'max_terms': write KEY=VALUE"),
         (("list", "gym"), "unknown kind 'gym'"),

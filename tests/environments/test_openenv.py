@@ -300,6 +300,15 @@ def test_a_server_that_answers_no_ping_has_gone(monkeypatch: pytest.MonkeyPatch)
     assert [each["type"] for each in server.seen] == ["reset", "step"]
 
 
+def test_a_server_that_takes_too_long_to_connect_is_refused_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def too_long(*_: object, **__: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr("aiohttp.ClientSession.ws_connect", too_long)
+    with pytest.raises(SessionLost, match=r"^cannot connect: TimeoutError$"):
+        asyncio.run(Session.connect("http://127.0.0.1:9"))
+
+
 def test_pings_are_answered_between_two_steps() -> None:
     server = PlayedOpenEnv()
 

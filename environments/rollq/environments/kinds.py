@@ -102,8 +102,8 @@ def kind_named(name: str) -> Kind:
         return made
     found = next((point for point in _entry_points() if point.name == name), None)
     if found is None:
-        hint = did_you_mean(name, kind_names())
-        raise ConfigError(f"env: unknown kind {name!r}{hint}: use {', '.join(kind_names())}")
+        known = kind_names()
+        raise ConfigError(f"env: unknown kind {name!r}: use {', '.join(known)}{did_you_mean(name, known)}")
     added: Kind = found.load()()
     return added
 

@@ -108,7 +108,7 @@ class Server:
         except aiohttp.ClientConnectorError as error:
             raise SessionLost(f"no server answers at {self.url}: start it, or correct env") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise SessionLost(f"{path}: {error or type(error).__name__}") from error
+            raise SessionLost(f"{path}: {str(error) or type(error).__name__}") from error
 
     def _wait_or_raise(self, error: SessionLost | Refused) -> None:
         if isinstance(error, Refused) and error.code != NO_PLACE:

@@ -52,7 +52,7 @@ class Session:
             return cls(client, socket)
         except (aiohttp.ClientError, OSError) as error:
             await client.close()
-            raise SessionLost(f"cannot connect: {error or type(error).__name__}") from error
+            raise SessionLost(f"cannot connect: {str(error) or type(error).__name__}") from error
         except BaseException:
             await client.close()
             raise

@@ -73,12 +73,12 @@ def problem_of(name: str, options: Collection[str]) -> str:
     if not (known := generators()):
         return ""
     if name not in known:
-        hint = f"reasoning-gym has no generator {name!r}{did_you_mean(name, known)}"
-        return f"env: {hint}; `rollq env list reasoning-gym` shows all names"
+        shown = "`rollq env list reasoning-gym` shows all names"
+        return f"env: reasoning-gym has no generator {name!r}; {shown}{did_you_mean(name, known)}"
     taken = options_of(name)
     for key in sorted(set(options) - taken) if taken else ():
         allowed = f"{name} has {', '.join(sorted(taken))}"
-        return f"env_options.{key}: unknown key{did_you_mean(key, taken)}; {allowed}"
+        return f"env_options.{key}: unknown key; {allowed}{did_you_mean(key, taken)}"
     return ""
 
 
