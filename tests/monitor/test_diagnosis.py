@@ -112,7 +112,8 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "failing: the judges failed for 25% of the samples of the last minute, the last one with judge 'a.b': "
         "KeyError: 'x' (a.py:8); the trainer has been training step 41 for 12 s\n"
         "to do: fix the judge, or what it depends on, and restart every worker: samples for which it fails are "
-        'left out, and the rest of their groups is trained; on_judge_error = "zero" counts them as wrong instead',
+        'left out, and the rest of their groups is trained; judging.on_judge_error = "zero" counts them as wrong '
+        "instead",
     ),
     "a judge blocks a worker": (
         run_status(
@@ -124,7 +125,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "4 groups running on 1 worker; the trainer has waited 12 s for step 41: task math has 0 of 16 groups\n"
         "to do:\n"
         "  1. make it a plain function, which runs in a thread, or let it await instead of blocking\n"
-        "  2. set isolate_judge = true: then a call that takes too long is killed",
+        "  2. set judging.isolate_judge = true: then a call that takes too long is killed",
     ),
     "groups wait for an archiver that is at work": (
         run_status(
@@ -304,8 +305,8 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         run_status(trainer=waiting({"math": (3, 16)}), fullness=Fullness(0.87)),
         "memory full: the server's memory is full to 87% of maxmemory, and no new groups are admitted above 80%"
         "; the trainer has waited 12 s for step 41: task math has 0 of 16 groups\n"
-        "to do: raise maxmemory, if the machine has more: `redis-cli CONFIG SET maxmemory BYTES`, and in its "
-        "configuration file",
+        "to do: raise maxmemory, if the machine has more memory: `redis-cli CONFIG SET maxmemory BYTES`, and the "
+        "same in the server's configuration file",
     ),
     "a trainer that was killed": (
         run_status(trainer=trainer_state(silent_s=45.0, lease_left_s=0.0, for_s=57.0)),
@@ -330,8 +331,8 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "memory full: the server's memory is full to 98% of maxmemory (98 MiB of 100 MiB), and no new groups are "
         "admitted above 80%; because of that the trainer failed at step 41\n"
         "to do:\n"
-        "  1. raise maxmemory, if the machine has more: `redis-cli CONFIG SET maxmemory 200mb`, and in its "
-        "configuration file\n"
+        "  1. raise maxmemory, if the machine has more memory: `redis-cli CONFIG SET maxmemory 200mb`, and the "
+        "same in the server's configuration file\n"
         "  2. start the trainer again: `rollq train` continues from its checkpoint of step 30\n"
         "  3. to avoid this, save checkpoints more often, with a smaller `checkpoint_every`: trained groups stay in "
         "memory until the next checkpoint",

@@ -115,7 +115,7 @@ def test_a_password_closes_the_server(fresh_server_of_each_kind: EmbeddedServer,
     client.config_set("requirepass", "planted-secret")
     found = findings(url, "planted-secret")
     assert found["access"].level is Level.OK
-    assert "user default that every role shares" in found["access"].message
+    assert "user default, which every role shares" in found["access"].message
     assert "planted-secret" not in repr(found)
 
 

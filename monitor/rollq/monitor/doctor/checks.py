@@ -9,6 +9,7 @@ from functools import partial
 from shlex import quote
 from statistics import median
 
+from rollq.buffer.common.counting import count
 from rollq.buffer.store.connection import unfit
 from rollq.buffer.store.library import digest, library_name
 from rollq.buffer.store.server_folder import FILES_FACTOR
@@ -70,7 +71,10 @@ def _old_functions(facts: ServerFacts, libraries: Libraries) -> tuple[list[str],
         parts.append(f"no role uses {unused}")
         commands.append(f"rollq doctor {facts.settings} --clean")
     if unknown:
-        parts.append(f"{unknown}: from releases that do not name their connections; delete them once none runs")
+        parts.append(
+            f"{unknown}: from releases that do not name their connections; delete these functions once no role of "
+            "such a release runs"
+        )
         commands += [f"{facts.cli} function delete {name}" for name in libraries.unknown]
     return parts, commands
 
@@ -97,14 +101,13 @@ def check_replication(facts: ServerFacts) -> Finding:
     replicas = facts.number("connected_slaves")
     if not replicas:
         return _finding("replication", Level.OK, "a primary without replicas")
+    known = count(replicas, "replica")
     if facts.config is None:
-        return _finding("replication", Level.NOTE, f"{replicas} replicas; min-replicas-to-write could not be read")
+        return _finding("replication", Level.NOTE, f"{known}; min-replicas-to-write could not be read")
     if facts.config.get("min-replicas-to-write") == "0":
-        message = (
-            f"{replicas} replicas, but writes do not wait for any: a failover may lose everything since a replica hung"
-        )
+        message = f"{known}, but writes do not wait for any: a failover may lose everything since a replica hung"
         return _finding("replication", Level.WARNING, message, *_set(facts, "min-replicas-to-write 1"))
-    return _finding("replication", Level.OK, f"{replicas} replicas; writes stop when none follows")
+    return _finding("replication", Level.OK, f"{known}; writes stop when none follows")
 
 
 def check_replicas(facts: ServerFacts) -> Finding:
@@ -151,7 +154,8 @@ def check_fork(facts: ServerFacts) -> Finding:
         return _finding("fork", Level.NOTE, "the machine's memory could not be read")
     if FORK_FACTOR * limit > total:
         message = (
-            f"the machine has {in_words(total)}; a rewrite of the file may copy half of the server's {in_words(limit)}"
+            f"the machine has {in_words(total)}; a rewrite of the append-only file may copy half of the server's "
+            f"{in_words(limit)}"
         )
         return _finding(
             "fork", Level.WARNING, message, *_set(facts, f"maxmemory {in_config(int(total / FORK_FACTOR))}")
@@ -221,7 +225,7 @@ def check_access(facts: ServerFacts) -> Finding:
     if facts.open is None:
         return _finding("access", Level.NOTE, "whether the server asks for a password could not be read")
     if not facts.open:
-        shared = " that every role shares: it may do anything" if facts.user == "default" else ""
+        shared = ", which every role shares, and which may do anything" if facts.user == "default" else ""
         return _finding("access", Level.OK, f"asks for a password; user {facts.user or 'unknown'}{shared}")
     if facts.address.startswith("unix:"):
         return _finding("access", Level.OK, "no password; reached through a socket of this machine")
@@ -327,11 +331,11 @@ def check_sizing(facts: ServerFacts, used: int, why: str) -> Finding:
     """Whether `maxmemory` is enough for a run that takes at most `used` bytes here; `why` describes the run's
     groups."""
     limit, needed = facts.number("maxmemory"), maxmemory_for(used)
-    message = f"the run takes up to {in_words(used)} here ({why}), and so a maxmemory of {in_words(needed)}"
+    message = f"the run takes up to {in_words(used)} here ({why}), which needs a maxmemory of {in_words(needed)}"
     if not limit:
         return _finding("sizing", Level.NOTE, message)
     if limit < needed:
-        message += f"; it is {in_words(limit)}, and production may stall"
+        message += f"; maxmemory is {in_words(limit)}, so production may stall"
         return _finding("sizing", Level.WARNING, message, *_set(facts, f"maxmemory {in_config(needed)}"))
     return _finding("sizing", Level.OK, message)
 

@@ -221,7 +221,9 @@ def _more_room(fullness: Fullness) -> str:
         return f"raise {fullness.limit} in the settings file, and restart the producer and the trainer"
     size = in_config(2 * fullness.limit_bytes) if fullness.limit_bytes else "BYTES"
     command = f"`redis-cli CONFIG SET maxmemory {size}`"
-    return f"raise maxmemory, if the machine has more: {command}, and in its configuration file"
+    return (
+        f"raise maxmemory, if the machine has more memory: {command}, and the same in the server's configuration file"
+    )
 
 
 def _none(run: RunStatus) -> tuple[str, ...]:

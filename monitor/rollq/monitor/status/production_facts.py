@@ -74,7 +74,8 @@ def unrewarded(run: RunStatus) -> list[Fact]:
             f"the judges failed for {share:.0%} of the samples of the last minute, the last one with "
             f"{shortened(error)}",
             "fix the judge, or what it depends on, and restart every worker: samples for which it fails are left "
-            'out, and the rest of their groups is trained; on_judge_error = "zero" counts them as wrong instead',
+            'out, and the rest of their groups is trained; judging.on_judge_error = "zero" counts them as wrong '
+            "instead",
         )
     ]
 
@@ -156,7 +157,7 @@ def _faults(run: RunStatus, name: str) -> Iterator[Fact]:
     if hanging := report.get("hanging_calls"):
         yield Fact(
             f"{count(hanging, 'call')} of judges hang on worker {name}",
-            "set isolate_judge = true: then a call that takes too long is killed",
+            "set judging.isolate_judge = true: then a call that takes too long is killed",
         )
 
 

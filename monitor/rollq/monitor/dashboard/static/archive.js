@@ -14,7 +14,7 @@ export class ArchiveView {
       h(
         "p",
         { class: "note" },
-        `An archive holds groups alone, here of ${archive.tasks.join(", ")}: there are no charts.`,
+        `An archive holds only groups, here of ${archive.tasks.join(", ")}, so there are no charts.`,
       ),
       this.said,
       h("section", { class: "part" }, h("h2", null, "Newest rollouts"), this.latest.element),

@@ -87,7 +87,7 @@ async function ask(change, { verb, about, onDone }) {
   };
   field.value = "";
   setText(byId("dialog-error"), "");
-  show(`${verb} ${about}`, "The token shows what will change, before it does.");
+  show(`${verb} ${about}`, "With the token, the page first shows what will change.");
   setText(yes, "Continue");
   yes.hidden = false;
   byId("dialog-token-label").hidden = Boolean(sessionStorage.getItem(KEPT));

@@ -10,7 +10,7 @@ import { Table } from "./table.js";
 
 const FIRST_PAGE = 50,
   PAGE = 200;
-const NOT_ALL = "there are older groups, which were not looked at: choose a task, a status or a step";
+const NOT_ALL = "older groups were not searched: choose a task, a status or a step";
 
 /** Titles of the columns that cover only matching samples in a search for samples. */
 const HEADS = { reward: ["mean reward", "mean reward found"], tokens: ["longest", "longest found"] };
