@@ -106,7 +106,7 @@ def test_a_rows_tools_are_shown_in_single_turns_alone(folder: Path) -> None:
     for options in (column, column + '\nrows.reply_prefix = "It is"'):
         result = CliRunner().invoke(main, ["try", str(written(folder, options)), "sums"])
         assert '"name": "add_up"' in result.output, result.output
-    with pytest.raises(ConfigError, match='tools_field: is for agent_loop = "single_turn", and "tools" gives'):
+    with pytest.raises(ConfigError, match=r'rows\.tools_field: is for agent_loop = "single_turn", and "tools" gives'):
         load_settings(written(folder, column + '\nagent_loop = "tools"'))
 
 
@@ -115,6 +115,6 @@ def test_the_reply_starts_with_a_prefix_in_single_turns_alone(folder: Path) -> N
     result = CliRunner().invoke(main, ["try", str(written(folder, prefix)), "sums"])
     assert "| It is\n" in result.output, result.output  # and nothing after it
     with pytest.raises(
-        ConfigError, match='reply_prefix: starts the one reply of agent_loop = "single_turn", and "tools"'
+        ConfigError, match=r'rows\.reply_prefix: starts the one reply of agent_loop = "single_turn", and "tools"'
     ):
         load_settings(written(folder, prefix + '\nagent_loop = "tools"'))

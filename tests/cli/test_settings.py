@@ -180,7 +180,7 @@ def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
         ),
         (
             'judge = { field = "source", a = "math" }\nrows.answer_field = ""',
-            'judge.a compares with the answer of each prompt, but answer_field = ""',
+            'judge.a compares with the answer of each prompt, but rows.answer_field = ""',
         ),
         (
             'judge = { field = "source", a = "math" }\nrows.metadata_fields = ["level"]',
@@ -192,7 +192,7 @@ def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
         ),
         (
             'rows.answer_field = ""',
-            'judge = "exact_match" compares with the answer of each prompt, but answer_field = ""',
+            'judge = "exact_match" compares with the answer of each prompt, but rows.answer_field = ""',
         ),
         (
             "max_staleness = 0\nbatches.max_uses = 3",
@@ -397,7 +397,7 @@ def test_xp09_a_task_of_weight_0_takes_no_part_until_it_gets_one(tmp_path: Path)
         (
             'prompts = "code.jsonl"',
             'prompts = "c"\n[evaluations.test]\nprompts = "c"\njudging.scorers = ["teacher"]\nfilters = ["overlong"]',
-            "filters, judging.scorers: an evaluation is never trained, so leave this out",
+            "filters, judging.scorers: an evaluation is never trained, so leave these out",
         ),
     ],
 )

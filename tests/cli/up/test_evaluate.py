@@ -163,8 +163,8 @@ def test_a_run_of_this_machine_is_deleted_at_once_and_a_note_without_a_run_vanis
     ("options", "message"),
     [
         ((), "Missing option '--weights'"),
-        (("--weights", "nowhere"), "--weights 'nowhere': there is no folder with *.safetensors"),
-        (("--weights", "step-00000001", "server"), "--weights 'server': there is no folder with"),
+        (("--weights", "nowhere"), "--weights 'nowhere': the folder is missing, or has no *.safetensors"),
+        (("--weights", "step-00000001", "server"), "--weights 'server': the folder is missing, or has no"),
     ],
 )
 def test_folders_without_weights_are_refused(evaluate: Evaluate, options: tuple[str, ...], message: str) -> None:

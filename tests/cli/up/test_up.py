@@ -102,7 +102,7 @@ def test_it_takes_its_processes_along_when_it_is_killed(make: Make) -> None:
         ({"[producer]": '[archive]\nurl = "archive"\n[producer]'}, "archive': there is no such folder on this machine"),
         ({'judge = "exact_match"': 'judge = "rewards.nothing"'}, "rewards"),
         ({'output = "trainer"': 'output = "rollq.toml/trainer"'}, "rollq.toml': cannot be written: File exists"),
-        ({"redis://127.0.0.1": "redis://192.0.2.1.invalid"}, "`rollq up` starts one only at a URL such as"),
+        ({"redis://127.0.0.1": "redis://192.0.2.1.invalid"}, "`rollq up` starts a server only at a URL such as"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_starts(make: Make, changes: dict[str, str], message: str) -> None:
@@ -149,6 +149,15 @@ def test_a_folder_that_cannot_be_written_is_named_with_its_setting(folder: str, 
     (tmp_path / "run" / "up.lock").mkdir(parents=True)
     with (
         pytest.raises(ConfigError, match=r"^\[trainer\] output '.*run': cannot be written: (Not|Is) a directory$"),
-        alone_in(tmp_path / folder, "[trainer] output"),
+        alone_in(tmp_path / folder, "[trainer] output", "up"),
+    ):
+        pass
+
+
+def test_a_command_whose_folder_is_in_use_names_the_command_that_uses_it(tmp_path: Path) -> None:
+    with (
+        alone_in(tmp_path, "--out", "evaluate"),
+        pytest.raises(ConfigError, match=r"^another `rollq evaluate` runs in .*: stop it"),
+        alone_in(tmp_path, "--out", "evaluate"),
     ):
         pass

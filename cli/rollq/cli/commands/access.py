@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     help="Also allow the functions of another release, while its roles still run; repeat it.",
 )
 def acl(file: Path, folder: Path, also: tuple[str, ...]) -> None:
-    """Print an ACL file with one user per role of the run: producer, worker, trainer, monitor, operator.
+    """Print an ACL file with one user per role of the run: producer, worker, trainer, archiver, monitor,
+    operator.
 
     Two more users manage the server: admin, the only user that may change it, and replica, which a replica uses to log
     in to its primary. The default user is switched off. FILE is rollq.toml. The ACL file holds digests of the

@@ -85,7 +85,9 @@ def dashboard(
 
     if archive_url is not None:
         if url or run_name or token_file:
-            raise ConfigError("--archive: an archive has no server and cannot be changed; leave out the other options")
+            raise ConfigError(
+                "--archive: an archive has no server and cannot be changed; leave out --url, --run and --token-file"
+            )
         app = _archive(archive_url, token_texts(file))
         stop_on_signals()
         serve(Guarded(app), host, port, allowed_hosts)

@@ -25,10 +25,10 @@ def evaluate(
 ) -> None:
     """Run the evaluations of FILE with saved weights, without training.
 
-    A producer and workers run on this machine, in a run with another name that is deleted at the end, or, if this is
-    killed, by the next evaluation of the same output. The training run may continue, unless its engines are HTTP
-    servers, which would get these weights. If no server answers at the URL in FILE, the command starts another. Logs
-    are in the folder evaluation beside the output of [trainer].
+    A producer and workers run on this machine, in a run with another name that is deleted at the end, or, if the
+    command is killed, by the next evaluation of the same output. The training run may continue, unless its engines are
+    HTTP servers, which would get these weights. If no server answers at the URL in FILE, the command starts another.
+    Logs are in the folder evaluation beside the output of [trainer].
 
     \b
     Example:
@@ -71,7 +71,7 @@ def evaluate(
         try:
             check_roles(settings, file)
             with (
-                alone_in(folder, source_of_run_folder(settings)),
+                alone_in(folder, source_of_run_folder(settings), "evaluate"),
                 server_beside(RunLocation.from_settings(settings), folder / "server") as url,
             ):
                 for result in Evaluation(settings, file, workers, folder, url).run(folders):

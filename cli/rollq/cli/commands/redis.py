@@ -30,7 +30,10 @@ log = logging.getLogger(__name__)
 )
 @click.option("--port", type=click.IntRange(1, 65535), default=6379, show_default=True, help="TCP port.")
 @click.option(
-    "--bind", default="127.0.0.1", show_default=True, help="Address to listen on; any but loopback needs a password."
+    "--bind",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; any but loopback needs a password or --acl.",
 )
 @click.option("--password-env", metavar="NAME", help="Environment variable that holds the server's password.")
 @click.option("--acl", type=click.Path(path_type=Path), help="File with the server's users, made by `rollq runs acl`.")

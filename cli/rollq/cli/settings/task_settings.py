@@ -1,7 +1,7 @@
 """The tables of tasks and evaluations in `rollq.toml`, composed of the roles' parts."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -33,8 +33,8 @@ class JudgedPrompts(PromptSettings, RolloutSettings):
         if is_judged and not self.answer_field and (key := row_reader(self.judge, self.judge_options).comparing):
             named = f'judge = "{self.judge}"' if isinstance(self.judge, str) else key
             raise ValueError(
-                f'{named} compares with the answer of each prompt, but answer_field = "" says that there are none; '
-                "name the column, or choose another judge"
+                f'{named} compares with the answer of each prompt, but rows.answer_field = "" says that there are '
+                "none; name the column, or choose another judge"
             )
         return self
 
@@ -54,13 +54,13 @@ class JudgedPrompts(PromptSettings, RolloutSettings):
         is_single = self.agent_loop == "single_turn" or "." in self.agent_loop
         if self.tools_field and not is_single:
             raise ValueError(
-                f'tools_field: is for agent_loop = "single_turn", and "{self.agent_loop}" gives the model tools of its '
-                "environment; leave it out"
+                f'rows.tools_field: is for agent_loop = "single_turn", and "{self.agent_loop}" gives the model tools '
+                "of its environment; leave it out"
             )
         if self.reply_prefix and not is_single:
             raise ValueError(
-                f'reply_prefix: starts the one reply of agent_loop = "single_turn", and "{self.agent_loop}" has more '
-                "than one; leave it out"
+                f'rows.reply_prefix: starts the one reply of agent_loop = "single_turn", and "{self.agent_loop}" has '
+                "more than one; leave it out"
             )
         return self
 
@@ -114,9 +114,7 @@ class TaskSettings(ProducerTask, WorkerTask, JudgedPrompts):
         if not isinstance(data, dict) or data.get("offline") is not True:
             return data
         if keys := sorted((set(data) & set(cls.model_fields)) - OFFLINE_KEYS):
-            raise ValueError(
-                f"{', '.join(map(place_of, keys))}: a task with offline = true is never sampled, so leave this out"
-            )
+            raise ValueError(_refused(keys, "a task with offline = true is never sampled"))
         if data.get("shards", 1) != 1:
             raise ValueError("shards: a task with offline = true has one shard, so leave this out")
         return {"prompts": Path(os.devnull), **data}
@@ -139,13 +137,18 @@ class EvaluationSettings(GroupRules, JudgedPrompts):
     @classmethod
     def _is_not_trained(cls, data: Any) -> Any:
         if isinstance(data, dict) and (keys := sorted(set(data) & (TASK_KEYS - set(cls.model_fields)))):
-            raise ValueError(f"{', '.join(map(place_of, keys))}: an evaluation is never trained, so leave this out")
+            raise ValueError(_refused(keys, "an evaluation is never trained"))
         return data
 
     def as_task(self) -> WorkerTask:
         """This evaluation in the form for the buffer and the workers: a task whose groups are evaluated."""
         fields = {name: value for name, value in self if name in WorkerTask.model_fields}
         return WorkerTask(batch_groups=1, **fields)
+
+
+def _refused(keys: Sequence[str], reason: str) -> str:
+    """The message about keys that have no effect."""
+    return f"{', '.join(map(place_of, keys))}: {reason}, so leave {'this' if len(keys) == 1 else 'these'} out"
 
 
 TASK_KEYS = set(TaskSettings.model_fields)

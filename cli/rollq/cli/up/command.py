@@ -45,7 +45,10 @@ def up(file: Path, workers: int, live: bool) -> None:
         try:
             check_roles(settings, file)
             location = RunLocation.from_settings(settings)
-            with alone_in(folder, source_of_run_folder(settings)), server_at(location, folder / "server") as server:
+            with (
+                alone_in(folder, source_of_run_folder(settings), "up"),
+                server_at(location, folder / "server") as server,
+            ):
                 where = f"started here, data in {server.directory}" if server else "it runs already"
                 click.echo(f"server: {mask_url(location.buffer_url)} ({where})")
                 names = [role.name for role in role_commands(settings, file, workers)]

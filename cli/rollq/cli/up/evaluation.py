@@ -143,7 +143,7 @@ def check_weights(folders: Sequence[Path]) -> None:
     """Raise `ConfigError` for a folder without weights."""
     for folder in folders:
         if not any(file.name != OPTIMIZER_FILE for file in folder.glob("*.safetensors")):
-            raise ConfigError(f"--weights {str(folder)!r}: there is no folder with *.safetensors")
+            raise ConfigError(f"--weights {str(folder)!r}: the folder is missing, or has no *.safetensors")
 
 
 def tables(results: Sequence[Evaluated], evaluations: Sequence[str]) -> Iterator[str]:

@@ -52,9 +52,9 @@ class Running:
 
 
 @contextmanager
-def alone_in(folder: Path, source: str) -> Iterator[None]:
-    """Hold the folder of logs and server inside the `with` block. Raises `ConfigError` if another `rollq up` holds
-    it, and naming its `source` if it cannot be written."""
+def alone_in(folder: Path, source: str, command: str) -> Iterator[None]:
+    """Hold the folder of logs and server inside the `with` block. Raises `ConfigError` if another process holds it, and
+    naming its `source` if it cannot be written. `command` is the name of the command, which that process runs too."""
     with writing_to(source, folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "up.lock").open("w")
@@ -62,7 +62,9 @@ def alone_in(folder: Path, source: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"another `rollq up` runs in {str(folder)!r}: stop it, or name another output") from None
+            raise ConfigError(
+                f"another `rollq {command}` runs in {str(folder)!r}: stop it, or name another output in [trainer]"
+            ) from None
         yield
 
 

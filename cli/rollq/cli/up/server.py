@@ -41,7 +41,7 @@ def server_at(location: RunLocation, folder: Path) -> Iterator[EmbeddedServer | 
     except ServerUnavailable as error:
         if place is not None:
             raise
-        hint = "`rollq up` starts one only at a URL such as redis://127.0.0.1:6379/0"
+        hint = "`rollq up` starts a server only at a URL such as redis://127.0.0.1:6379/0"
         raise ServerUnavailable(f"{error}; {hint}") from None
     yield None
 
