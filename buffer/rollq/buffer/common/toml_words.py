@@ -22,7 +22,7 @@ WORDS = {
 
 
 def allowed_values(details: ErrorDetails) -> str:
-    """What an invalid value must be, in TOML's terms."""
+    """The values that are allowed in place of an invalid one, in TOML's terms."""
     if details["type"] == "value_error":
         return str(details["ctx"]["error"])
     return WORDS.get(details["type"], re.sub(r"^\w+ should ", "must ", details["msg"]))

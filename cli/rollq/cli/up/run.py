@@ -128,5 +128,5 @@ def run_folder(settings: RollqSettings, file: Path) -> Path:
 
 
 def source_of_run_folder(settings: RollqSettings) -> str:
-    """What `run_folder` follows from, in a user's words."""
+    """The source of `run_folder`, in a user's words."""
     return "the parent folder of [trainer] output," if settings.trainer else "the settings file's folder"
