@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -86,6 +87,11 @@ def test_tied_tensors_that_differ_are_refused() -> None:
     state["lm_head.weight"] += 1
     with pytest.raises(WeightsError, match=r"^'lm_head.weight' differs from 'model.embed_tokens.weight', .* ties it"):
         to_checkpoint_format(model, state)
+
+
+def test_a_state_dict_of_anything_but_tensors_is_refused() -> None:
+    with pytest.raises(WeightsError, match=r"^'head\.weight' has the type ndarray: must be a torch tensor"):
+        weights_source({"head.weight": np.zeros(3, np.float32)})
 
 
 def test_sharded_tensors_are_refused() -> None:

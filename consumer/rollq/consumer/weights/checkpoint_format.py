@@ -183,8 +183,10 @@ def is_sharded(tensor: object) -> bool:
 
 
 def check_whole(state_dict: Mapping[str, Any]) -> None:
-    """Raise `WeightsError` for a sharded tensor."""
+    """Raise `WeightsError` for a sharded tensor, and for anything but a tensor."""
     for name, tensor in state_dict.items():
+        if not hasattr(tensor, "data_ptr"):
+            raise WeightsError(f"{name!r} has the type {type(tensor).__name__}: must be a torch tensor")
         if is_sharded(tensor):
             raise WeightsError(
                 f"tensor {name!r} is sharded over ranks: publish the model itself, on all ranks; or gather a full "
