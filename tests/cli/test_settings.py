@@ -207,6 +207,8 @@ def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
             '[producer]\nstrategy = "sync"\nadaptive_over_sample = true',
             "producer: adaptive_over_sample needs strategy = 'async'",
         ),
+        ('[worker.gateway]\nbind = "localhost"', "worker.gateway.bind = 'localhost': must be an address and a port"),
+        ('[worker]\nname = "gpu 0"', "worker.name = 'gpu 0': must have 1 to 32 characters of A-Z a-z 0-9 _ -"),
         (
             'batches.max_uses = 2\nbatches.reuse_cooldown_steps = 1\nmax_staleness = 3\n[producer]\nstrategy = "sync"',
             "makes no replacement for groups that cool down",

@@ -107,7 +107,7 @@ def test_parts_are_weighted_and_named() -> None:
         ("regex", {"pattern": "("}, "is not a regular expression"),
         ("math", {"pattern": "x"}, "pattern: unknown key; allowed here: none"),
         ("exact_match", {"case": True}, "case: unknown key; allowed here: none"),
-        ("http", {"url": "ftp://x"}, "url = 'ftp://x': must match pattern"),
+        ("http", {"url": "ftp://x"}, "url = 'ftp://x': must be a URL that begins with http:// or https://"),
         ("weighted", {"parts": {}}, "parts: must have at least 1 item"),
         ("weighted", {"parts": {"a": {"judge": "regex"}}}, "of judge 'regex': pattern: is required, but missing"),
         ("support.judge_doubles.pid_judge", {"x": 1}, "is a custom judge and takes no judge_options"),

@@ -4,14 +4,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
+from rollq.buffer.common.matching import matching
 from rollq.buffer.rules.settings import Settings
 from rollq.buffer.weights.manifest import Verify
 from rollq.workers.engines.protocol import SwapMode
 from rollq.workers.http.pools import PoolSettings
 
-PoolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
+PoolName = Annotated[
+    str, matching(r"[A-Za-z][A-Za-z0-9_]*", "must begin with a letter, and have only letters, digits and _")
+]
 """The name of a pool, which is also part of an environment variable's name."""
 
 
@@ -25,10 +28,8 @@ class PauseMode(StrEnum):
 class GatewaySettings(Settings):
     """The address at which the gateway of a worker listens."""
 
-    bind: str = Field(
-        default="127.0.0.1:0",
-        pattern=r"^.+:\d{1,5}$",
-        description="address and port of the gateway; port 0: a free one",
+    bind: Annotated[str, matching(r".+:\d{1,5}", "must be an address and a port, as in 0.0.0.0:8000")] = Field(
+        default="127.0.0.1:0", description="address and port of the gateway; port 0: a free one"
     )
     url: str = Field(
         default="", description="URL at which agents elsewhere reach the gateway; default: the address of bind"
@@ -47,10 +48,8 @@ class WorkerSettings(Settings):
     chat_template: Path | None = Field(
         default=None, description="file with the chat template to use; default: the tokenizer's"
     )
-    name: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z0-9_-]{1,32}$",
-        description="name of the worker; a random suffix is added; default: the host's",
+    name: Annotated[str, matching(r"[A-Za-z0-9_-]{1,32}", "must have 1 to 32 characters of A-Z a-z 0-9 _ -")] | None = (
+        Field(default=None, description="name of the worker; a random suffix is added; default: the host's")
     )
     samples_in_flight: int | None = Field(
         default=None,

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from rollq.buffer.common.log_once import LogOnce
+from rollq.buffer.common.matching import HTTP_URL
 from rollq.buffer.values.rollouts import Float32Array, Int32Array, Sample, Segment
 from rollq.workers.http.settings import HttpClientSettings
 
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 class PoolSettings(HttpClientSettings):
     """Servers of one model with OpenAI's API, and with `prompt_logprobs` for scorers, such as vLLM servers."""
 
-    urls: tuple[Annotated[str, Field(pattern=r"^https?://\S+$")], ...] = Field(
+    urls: tuple[Annotated[str, HTTP_URL], ...] = Field(
         min_length=1, description="base of the API of each server, such as http://127.0.0.1:8000/v1"
     )
     served_model: str = Field(description="name of the model at the servers")

@@ -1,10 +1,11 @@
 """Options of built-in judges: table `judge_options` of a task."""
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
+from rollq.buffer.common.matching import HTTP_URL
 from rollq.buffer.rules.settings import Settings
 from rollq.workers.http.settings import HttpClientSettings
 
@@ -47,7 +48,7 @@ class RegexOptions(Settings):
 class HttpOptions(HttpClientSettings):
     """Options of judge `http`."""
 
-    url: str = Field(pattern=r"^https?://\S+$", description="takes prompt, answer, metadata and text as JSON by POST")
+    url: Annotated[str, HTTP_URL] = Field(description="takes prompt, answer, metadata and text as JSON by POST")
 
 
 class Part(Settings):

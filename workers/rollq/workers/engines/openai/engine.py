@@ -27,6 +27,7 @@ import aiohttp
 import numpy as np
 from pydantic import Field, model_validator
 
+from rollq.buffer.common.matching import HTTP_URL
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.values.rollouts import FinishReason
 from rollq.buffer.weights.probe import Probe
@@ -53,7 +54,7 @@ API_KEY = "ROLLQ_ENGINE_API_KEY"
 class ServerSettings(RetrySettings):
     """Where the servers are, and how long to wait and retry."""
 
-    urls: tuple[Annotated[str, Field(pattern=r"^https?://\S+$")], ...] = Field(
+    urls: tuple[Annotated[str, HTTP_URL], ...] = Field(
         min_length=1, description="base of the API of each server, such as http://127.0.0.1:8000/v1"
     )
     server_follows: bool = Field(
