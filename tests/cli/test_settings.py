@@ -129,6 +129,8 @@ def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
             "tasks.math.batches.order = 'lifo': must be 'staleness', 'arrival', 'newest', 'uniform' or 'priority'",
         ),
         ("limits.min_valid_samples = 9", "tasks.math: min_valid_samples = 9: must not exceed group_size = 8"),
+        ('[tasks.code]\nprompts = ""\nbatch_groups = 1', "tasks.code.prompts = '': is empty; write a path"),
+        ('[tasks.code]\nprompts = "p"\nbatch_groups = 1\n[redis]\nca_file = ""', "redis.ca_file = '': is empty"),
         ("limits.audit_groups = 1000000000000000", "limits.audit_groups = 1000000000000000: must be less than 1"),
         ("batches.schedule = [[1000000000000000, 2]]", "must be less than 1000000000000000"),
         ("judge_options.digits = 9223372036854775808", "judge_options.digits = 9223372036854775808: must have at most"),

@@ -377,5 +377,8 @@ def test_xs02_the_constructor_reads_nothing(tmp_path: Path, name: str) -> None:
 
 
 def test_a_folder_without_a_dataset_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be read: Directory .* is neither"), PromptFile(task(tmp_path)):
+    with (
+        pytest.raises(ConfigError, match=r"is a folder without a dataset: .parquet files, or"),
+        PromptFile(task(tmp_path)),
+    ):
         pass

@@ -19,6 +19,9 @@ MAX_ROW_BYTES: Final = 10 * 2**20
 _CHUNK_BYTES: Final = 8 * 2**20
 PROGRESS_BYTES: Final = 256 * 2**20  # smaller files are read too fast for a progress bar
 
+_SAVED: Final = ("state.json", "dataset_dict.json")
+"""The files by which `datasets` knows a saved dataset, and several saved datasets."""
+
 
 class DatasetRows:
     """The rows of an open `datasets.Dataset`."""
@@ -33,6 +36,11 @@ class DatasetRows:
     def open(cls, path: Path, columns: Columns) -> Self:
         """Open the data at `path`. Raises `OSError` if it does not exist, `ConfigError` if it cannot be used."""
         size_bytes = path.stat().st_size
+        if path.is_dir() and not shards_of(path) and not any((path / name).is_file() for name in _SAVED):
+            raise ConfigError(
+                f"prompts = {str(path)!r} is a folder without a dataset: .parquet files, or what Dataset.save_to_disk "
+                "writes, are expected in it; or name a file of JSON Lines"
+            )
         package = _package(path)
         quiet = size_bytes < PROGRESS_BYTES and not package.are_progress_bars_disabled()
         if quiet:

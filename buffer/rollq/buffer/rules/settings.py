@@ -6,9 +6,9 @@ Unknown keys are errors everywhere.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from rollq.buffer.common.whole_numbers import LIMIT
 from rollq.buffer.rules.batch_sizes import groups_at
@@ -26,6 +26,14 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
     REMOVED: ClassVar[Mapping[str, str]] = {}
     """Removed key -> why it is gone and what to do, for the error that refuses the key."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _paths_are_not_empty(cls, value: Any, info: ValidationInfo) -> Any:
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if value == "" and (kind is Path or Path in get_args(kind)):
+            raise ValueError("is empty; write a path, or leave it out")  # else it would be the current folder
+        return value
 
     @field_validator("*")
     @classmethod
