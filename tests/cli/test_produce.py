@@ -192,3 +192,16 @@ def test_an_order_of_ones_own_stands_beside_the_settings(
         rows = [int(buffer.inspect("math", group_id)["row"]) for group_id in range(1, 9)]
         assert rows == list(range(299, 283, -2))
         assert buffer.rules("math").prompt_stats
+
+
+def test_prompts_that_cannot_be_used_end_the_producer_with_status_2(
+    config: Path, server_url: str, run_name: str
+) -> None:
+    (config.parent / "p.jsonl").write_text('{"prompt": "a", "answer": 1}\n{}\n')
+    with Buffer.connect(server_url, run_name) as buffer:
+        buffer.create_run()
+        begin(buffer)
+        process = produce(config)
+        _, log = process.communicate()
+    assert process.returncode == 2
+    assert "p.jsonl:2: no field 'prompt'" in log.splitlines()[-1]

@@ -382,3 +382,12 @@ def test_a_folder_without_a_dataset_is_one_clear_error(tmp_path: Path) -> None:
         PromptFile(task(tmp_path)),
     ):
         pass
+
+
+def test_a_file_that_is_not_utf8_is_refused_with_its_first_line_that_is_not(tmp_path: Path) -> None:
+    rows = ['{"prompt": "Wie heißt sie?", "answer": 1}', '{"prompt": "a", "answer": 1}'] * 3
+    path = written(tmp_path / "latin.jsonl", "\n".join(["", *rows]).encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"latin.jsonl' is not UTF-8: .*latin.jsonl:2: not UTF-8 at byte 19 of the"):
+        PromptFile(task(path)).__enter__()
+    with PromptFile(task(path, max_bad_rows=0.5)) as file:
+        assert file.prompt(1).content == "a"

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rollq.buffer.errors import ConfigError, RollqError, RunMismatch
+from rollq.buffer.errors import ConfigError, InvalidPrompt, RollqError, RunMismatch
 
 GROUPS = {
     "Run": {
@@ -93,7 +93,7 @@ class Commands(click.Group):
         return super().resolve_command(context, args)
 
     def invoke(self, context: click.Context) -> Any:
-        """Run a command. Exit status 2 means wrong settings or arguments; 1 means any other error."""
+        """Run a command. Exit status 2 means wrong settings, arguments or prompts; 1 means any other error."""
         try:
             return super().invoke(context)
         except click.NoSuchOption as error:
@@ -103,7 +103,7 @@ class Commands(click.Group):
             raise
         except RollqError as error:
             click.echo(f"error: {error}", err=True)
-            context.exit(2 if isinstance(error, ConfigError | RunMismatch) else 1)
+            context.exit(2 if isinstance(error, ConfigError | InvalidPrompt | RunMismatch) else 1)
 
 
 @click.group("rollq", cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -85,12 +85,26 @@ class JsonLines:
         """Return the object in row `row` (from 0). Raises `ValueError` if the line is not a JSON object, and
         `RunMismatch` if the file was changed after it was opened."""
         self._check_unchanged()
-        line = int(self._lines[row])
+        return json_object(self._line(int(self._lines[row])))
+
+    def not_utf8(self, count: int) -> list[str]:
+        """An error for each of the first `count` rows that is not UTF-8."""
+        found = []
+        for row in range(min(self.rows, count)):
+            try:
+                self._line(int(self._lines[row])).decode()
+            except UnicodeDecodeError as error:
+                found.append(f"{self.place(row)}: not UTF-8 at byte {error.start} of the line")
+            except ValueError:  # too long: reported when the row is reached
+                continue
+        return found
+
+    def _line(self, line: int) -> bytes:
         start, end = int(self._bounds[line]), int(self._bounds[line + 1]) - 1
         if end - start > MAX_LINE_BYTES:
             raise ValueError(f"{end - start} bytes in one line; at most {MAX_LINE_BYTES} are allowed")
         data = os.pread(self._file.fileno(), end - start, start)
-        return json_object(data.removeprefix(_BOM) if line == 0 else data)
+        return data.removeprefix(_BOM) if line == 0 else data
 
     def _check_unchanged(self) -> None:
         """The lines of a changed file may begin elsewhere, and the order of prompts depends on its content."""

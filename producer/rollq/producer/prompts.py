@@ -104,11 +104,21 @@ class PromptFile:
         except OSError as error:
             raise ConfigError(f"prompts = {str(self.path)!r} cannot be read: {error.strerror or error}") from error
         try:
+            self._check_encoding(self._table)
             self._check_columns(self._table)
         except BaseException:
             self._table.close()
             raise
         return self
+
+    def _check_encoding(self, table: Table) -> None:
+        """Raise `ConfigError` if more of the first rows are not UTF-8 than may be unusable. One alone is reported when
+        it is reached."""
+        bad = table.not_utf8(LOOKED_AT) if isinstance(table, JsonLines) else []
+        if len(bad) > max(1, self.settings.max_bad_rows * min(table.rows, LOOKED_AT)):
+            raise ConfigError(
+                f"prompts = {str(self.path)!r} is not UTF-8: {bad[0]}; convert it, as with iconv -f LATIN1 -t UTF-8"
+            )
 
     def _check_columns(self, table: Table) -> None:
         """Raise `ConfigError` if a setting names a column that none of the first rows has."""
