@@ -55,8 +55,14 @@ def healthy_server(fresh_server: EmbeddedServer) -> EmbeddedServer:
     return fresh_server
 
 
+def create_run(server: EmbeddedServer) -> None:
+    with Buffer.connect(server.url, "r") as buffer:
+        buffer.create_run()
+
+
 def test_the_exit_status_is_that_of_the_worst_finding(healthy_server: EmbeddedServer, tmp_path: Path) -> None:
     place = ("--url", healthy_server.url, "--run", "r")
+    create_run(healthy_server)
     assert doctor(*place).exit_code == 0
     with redis.Redis.from_url(healthy_server.url) as client:
         client.config_set("maxmemory", 0)
@@ -70,7 +76,19 @@ def test_the_exit_status_is_that_of_the_worst_finding(healthy_server: EmbeddedSe
     assert doctor(tmp_path / "missing.toml").exit_code == 2
 
 
+def test_a_run_that_does_not_exist_is_a_problem_if_it_was_named(healthy_server: EmbeddedServer, tmp_path: Path) -> None:
+    named = doctor("--url", healthy_server.url, "--run", "nope")
+    assert (named.exit_code, "run 'nope' does not exist here" in named.stdout) == (3, True)
+    config = write_settings(tmp_path, healthy_server.url)
+    planned = doctor(config)
+    assert (planned.exit_code, "run 'r' does not exist yet" in planned.stdout) == (0, True)
+    create_run(healthy_server)
+    assert "does not exist" not in doctor("--url", healthy_server.url, "--run", "r").stdout
+    assert "does not exist" not in doctor(config).stdout
+
+
 def test_lines_are_short_and_commands_whole(fresh_server: EmbeddedServer) -> None:
+    create_run(fresh_server)
     lines = doctor("--url", fresh_server.url, "--run", "r").stdout.splitlines()
     assert lines[0] == fresh_server.url
     assert lines[-1].startswith("1 warning, ")
@@ -80,6 +98,7 @@ def test_lines_are_short_and_commands_whole(fresh_server: EmbeddedServer) -> Non
 
 
 def test_json_has_every_finding(healthy_server: EmbeddedServer) -> None:
+    create_run(healthy_server)
     report = orjson.loads(doctor("--url", healthy_server.url, "--run", "r", "--json").stdout)
     assert (report["schema"], report["level"]) == (1, "note")
     assert {tuple(finding) for finding in report["findings"]} == {("subject", "check", "level", "message", "commands")}
@@ -166,6 +185,7 @@ def test_a_codec_that_was_not_compiled_is_noted(
     healthy_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = ("--url", healthy_server.url, "--run", "r")
+    create_run(healthy_server)
     assert "fast path" not in doctor(*place).stdout
     monkeypatch.setattr(compiled, "passes", None)
     noted = doctor(*place)

@@ -351,6 +351,9 @@ def test_the_configuration_of_the_page_is_well(
     config.write_text(lines.replace("/etc/redis/rollq.acl", str(users / "rollq.acl")))
     login = {"ROLLQ_REDIS_USER": "sums-admin", "ROLLQ_REDIS_PASSWORD_FILE": str(users / "passwords" / "admin")}
     with configured_server(binary, config, port):
+        password = (users / "passwords" / "admin").read_text().strip()
+        with Buffer.connect(f"redis://sums-admin@127.0.0.1:{port}", "sums", password=password) as buffer:
+            buffer.create_run()
         place = ["--url", f"redis://127.0.0.1:{port}", "--run", "sums"]
         result = CliRunner().invoke(main, ["doctor", *place], env=login)
     assert result.exit_code == 0, result.output

@@ -103,6 +103,7 @@ def _examine(location: "RunLocation") -> "dict[str, list[Finding]]":
     from rollq.monitor.doctor.examine import (
         examine_codec,
         examine_payloads,
+        examine_run,
         examine_server,
         examine_sizing,
         examine_weights,
@@ -123,6 +124,7 @@ def _examine(location: "RunLocation") -> "dict[str, list[Finding]]":
             if facts:
                 sized = examine_sizing(servers, client, location.run, facts, sizing, weights)
                 report[address(client)].append(sized)
+        report[address(servers.primaries()[0])] += examine_run(servers, location.run, is_named=file is None)
         here = list(examine_payloads(servers, location.run, location.payloads, sizing))
     if location.queue_url != location.buffer_url:
         with open_client(location.queue_url, location.password) as client:

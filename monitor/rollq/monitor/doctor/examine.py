@@ -196,6 +196,19 @@ def _description(sizing: Sizing) -> str:
     return f"{counted}, as measured{'' if sizing.measured >= len(sizes) else ' in some tasks'}"
 
 
+def examine_run(servers: Servers, run: str, *, is_named: bool) -> Iterator[Finding]:
+    """Say that the run does not exist; with `is_named`, when a user named it, this is a problem."""
+    try:
+        _ = MonitorBuffer(servers, run, PATIENCE).incarnation
+    except StoreLost:
+        if is_named:
+            yield Finding("run", Level.WARNING, f"run {run!r} does not exist here: name another, or start its roles")
+        else:
+            yield Finding("run", Level.NOTE, f"run {run!r} does not exist yet: its first role creates it")
+    except (RunMismatch, ServerError):  # it exists, or the findings about the server give the reason
+        return
+
+
 def examine_payloads(servers: Servers, run: str, settings: PayloadSettings, sizing: Sizing) -> Iterator[Finding]:
     """Check the folder or the bucket for large payloads, if it exists or should exist.
 
