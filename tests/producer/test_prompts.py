@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from rollq.buffer.errors import ConfigError, InvalidPrompt
+from rollq.buffer.errors import ConfigError, InvalidPrompt, RunMismatch
 from rollq.buffer.values.rollouts import Prompt
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
 from rollq.producer.columns import Columns
@@ -350,11 +350,11 @@ def test_a_line_past_the_limit_is_refused_without_being_read(tmp_path: Path) -> 
         rows.prompt(0)
 
 
-def test_a_file_that_shrank_gives_bad_rows_not_wrong_ones(tmp_path: Path) -> None:
+def test_a_file_that_shrank_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", b'{"prompt":"a","answer":1}\n{"prompt":"b","answer":1}\n')
     with PromptFile(task(path)) as file:
         path.write_bytes(b'{"prompt":"a","answer":1}\n')
-        with pytest.raises(InvalidPrompt, match=r"a\.jsonl:2"):
+        with pytest.raises(RunMismatch, match=r"a\.jsonl' was changed while it was in use"):
             file.prompt(1)
 
 

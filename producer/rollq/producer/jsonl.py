@@ -84,7 +84,6 @@ class JsonLines:
     def read(self, row: int) -> dict[str, Any]:
         """Return the object in row `row` (from 0). Raises `ValueError` if the line is not a JSON object, and
         `RunMismatch` if the file was changed after it was opened."""
-        self._check_unchanged()
         return json_object(self._line(int(self._lines[row])))
 
     def not_utf8(self, count: int) -> list[str]:
@@ -104,15 +103,14 @@ class JsonLines:
         if end - start > MAX_LINE_BYTES:
             raise ValueError(f"{end - start} bytes in one line; at most {MAX_LINE_BYTES} are allowed")
         data = os.pread(self._file.fileno(), end - start, start)
+        self._check_unchanged()
         return data.removeprefix(_BOM) if line == 0 else data
 
     def _check_unchanged(self) -> None:
         """The lines of a changed file may begin elsewhere, and the order of prompts depends on its content."""
         if (state := _state_of(self._file)) == self._state:
             return
-        self._file.seek(0)
-        _, fingerprint = index(self._file, self._path.name)
-        if fingerprint != self.fingerprint:
+        if _digest_of(self._file) != self.fingerprint:
             raise RunMismatch(
                 f"prompts = {str(self._path)!r} was changed while it was in use: change it back, or start again; to "
                 "replace prompts, write another file and rename it"
@@ -124,6 +122,15 @@ def _state_of(file: BinaryIO) -> tuple[int, int]:
     """The size and the time of the last change (ns): if they stay, so does the content."""
     status = os.fstat(file.fileno())
     return status.st_size, status.st_mtime_ns
+
+
+def _digest_of(file: BinaryIO) -> str:
+    """The SHA-256 of a file. Other threads may read it at the same time."""
+    digest, offset = hashlib.sha256(), 0
+    while chunk := os.pread(file.fileno(), _CHUNK_BYTES, offset):
+        digest.update(chunk)
+        offset += len(chunk)
+    return digest.hexdigest()
 
 
 def kind_problem(path: Path, head: bytes) -> str | None:
