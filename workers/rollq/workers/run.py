@@ -193,14 +193,11 @@ class Worker:
                 self._report(),
             )
         ]
-        serving = asyncio.create_task(self.rq.run())
-        ending = asyncio.create_task(self._end_waits())
-        await asyncio.wait([serving, *background], return_when=asyncio.FIRST_COMPLETED)
         for part in background:
-            if part.done() and (error := part.exception()) is not None:
-                self.rq.give_up(error)
+            part.add_done_callback(self.rq.part_ended)
+        ending = asyncio.create_task(self._end_waits())
         try:
-            await serving
+            await self.rq.run()
         finally:
             await cancel([ending, *background])
 

@@ -138,7 +138,7 @@ class RqWorker(BaseWorker):
         intake = asyncio.create_task(self._intake())
         parts = [intake, asyncio.create_task(self._heartbeats()), asyncio.create_task(self._ledger.run(self._thread))]
         for part in parts:
-            part.add_done_callback(self._part_ended)
+            part.add_done_callback(self.part_ended)
         try:
             await self._stopping.wait()
             await asyncio.wait([intake], timeout=LAST_POP_S)  # longer only if a server is unreachable
@@ -173,7 +173,9 @@ class RqWorker(BaseWorker):
             self.request_shutdown()
         self._forced.set()
 
-    def _part_ended(self, part: "asyncio.Task[None]") -> None:
+    def part_ended(self, part: "asyncio.Task[None]") -> None:
+        """Stop immediately if a part of the worker has failed. Failures after the first, as of a lost store, add
+        nothing."""
         error = None if part.cancelled() else part.exception()
         if error is not None:
             self.give_up(error)
