@@ -20,7 +20,7 @@ from rollq_docs.settings_page import settings_page
 
 KEY = re.compile(
     r"(?P<key>rollq:\S+) +(?P<type>\w+) +(?P<content>.*) "
-    r"(?P<writer>admin|trainer|workers?|monitor|functions|all) +(?P<lifetime>.*)"
+    r"(?P<writer>admin|trainer|workers?|monitor|functions|all|nobody) +(?P<lifetime>.*)"
 )
 ERROR = re.compile(r"(?P<lines>[ |]*)\|- (?P<name>\w+) +(?P<text>.*)")
 WIDE = "---\nhide:\n  - toc\n---\n\n"

@@ -179,7 +179,7 @@ def test_a_library_that_another_program_replaced_is_an_error_with_the_remedy(wor
     world.buffer.client.function_load(library, replace=True)
     with pytest.raises(ServerRefused, match="run `rollq doctor --load-functions` as the operator"):
         world.buffer.counts("math")
-    with pytest.raises(ServerRefused, match=f"`redis-cli function delete {library_name()}`, and try again"):
+    with pytest.raises(ServerRefused, match=f"`redis-cli function delete {library_name()}` to delete the library"):
         world.admit(1)
     world.buffer.client.function_delete(library_name())
     assert world.statuses() == {}

@@ -77,7 +77,7 @@ def test_steps_without_a_checkpoint_cannot_be_fewer_than_there_are(world: World)
     world.train(2)
     with pytest.raises(ConfigError, match="max_uncheckpointed_steps = 1: the batches of 2 steps wait"):
         world.buffer.change_rules("math", {"max_uncheckpointed_steps": "1"})
-    with pytest.raises(ConfigError, match=r"max_uncheckpointed_steps: .* a valid integer"):
+    with pytest.raises(ConfigError, match=r"max_uncheckpointed_steps: must be a whole number"):
         world.buffer.change_rules("math", {"max_uncheckpointed_steps": "soon"})
     assert world.buffer.change_rules("math", {"max_uncheckpointed_steps": "2"})
 

@@ -129,7 +129,7 @@ def test_every_command_metric_and_error_has_a_place(pages: Mapping[str, str]) ->
 
 def test_every_column_of_the_archive_has_its_type(pages: Mapping[str, str]) -> None:
     text = pages["reference/archive.md"]
-    assert f"| {code('reward')} | {code('double')} | the judge's |" in text
+    assert f"| {code('reward')} | {code('double')} | the judge's reward, after penalties |" in text
     assert [name for name in schema().names if f"| {code(name)} |" not in text] == []
 
 
