@@ -27,7 +27,7 @@ CHOSEN_redis := any_server and
 CHOSEN_cluster := any_server and not plain_server and
 CHOSEN := $(or $(CHOSEN_$(SERVER)),not long and) not slow
 # Processor seconds that all default tests together may take: docs/decisions.md says why it is not minutes.
-BUDGET = $(if $(PYTEST_ARGS)$(CHOSEN_$(SERVER)),,--processor-budget 960)
+BUDGET = $(if $(PYTEST_ARGS)$(CHOSEN_$(SERVER)),,--processor-budget 840)
 TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --server $(SERVER) --durations 30
 DEFAULT_TESTS = $(TESTS) -m "$(CHOSEN)" $(BUDGET) $(PYTEST_ARGS)
 
