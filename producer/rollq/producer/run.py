@@ -121,7 +121,7 @@ def _load_hook(task: ProducerTask) -> ShouldContinue | None:
 
 
 def check_all_prompts(buffer: ProducerBuffer, prompts: RunPrompts, seed: int) -> None:
-    """Raise `RunMismatch` if the prompts of registered tasks differ from the run's prompts, and may not."""
+    """Compare the prompts of registered tasks with the recorded prompts, as `check_prompts` does for one task."""
     for name in buffer.tasks():
         if name in prompts.files:
             check_prompts(buffer, name, prompts.files[name], seed)

@@ -33,10 +33,10 @@ def export(groups: Iterable[list[Row]], path: Path, form: str) -> int:
         raise ConfigError(f"--to {path}: the file exists; remove it, or name another")
     counted = _Counted(groups)
     unfinished = path.with_name(f".{path.name}.unfinished")
-    with writing_to("--to", path), unfinished.open("wb") as file:
+    with writing_to("--to", path):
         try:
-            _WRITERS[form](file, counted)
-            file.close()
+            with unfinished.open("wb") as file:
+                _WRITERS[form](file, counted)
             unfinished.replace(path)
             fsync_path(path.absolute().parent)
         finally:

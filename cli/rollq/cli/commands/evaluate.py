@@ -35,8 +35,6 @@ def evaluate(
       rollq evaluate rollq.toml --weights out/step-000010 out/step-000020
       rollq evaluate rollq.toml --weights out/step-* --workers 4 --json
     """
-    import sys
-
     import orjson
 
     from rollq.buffer.errors import ConfigError
@@ -55,7 +53,6 @@ def evaluate(
     check_weights(folders)
     if plot_file:
         check_plot(plot_file)
-    sys.path.append(str(file.absolute().parent))
     folder = run_folder(settings, file) / "evaluation"
     results = list[Evaluated]()
 
