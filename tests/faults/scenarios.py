@@ -14,7 +14,7 @@ from faults.crash_points import Scenario, Stage
 from faults.history import History
 from faults.inserting import insert_recorded
 from faults.operator import delete_and_restore
-from faults.processes import BATCH, LENDING, OFFLINE_BATCH, SETTINGS_FILE, Role, write_settings
+from faults.processes import BATCH, LENDING, LIGHT, OFFLINE_BATCH, SETTINGS_FILE, Role, write_settings
 from faults.stand_ins import StandIns
 from faults.trainer import RANKS, Launch, newest_checkpoint
 from rollq.buffer.tickets import open_queue
@@ -279,8 +279,11 @@ def _lending(role: str, *functions: str) -> Scenario:
 
 
 def _prepare_sweep(stage: Stage) -> None:
-    """Dead workers hold groups, and completed groups are too stale."""
-    write_settings(stage.folder, stage.run, prompts=200)
+    """Dead workers hold groups, and completed groups are too stale.
+
+    Who has not swept for a third of a lease declares no worker dead; a sweeper's process starts well within it.
+    """
+    write_settings(stage.folder, stage.run, replace(LIGHT, lease_s=3 * PATIENCE_S), prompts=200)
     stand_ins = _stand_ins(stage)
     with closing(stand_ins.buffer):
         stand_ins.create()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from safetensors.numpy import save_file
 
@@ -22,7 +23,7 @@ from rollq.workers.engines.protocol import EngineDead, Request, Sampling, SwapMo
 from rollq.workers.engines.registry import make_engine
 from support.openai_server import ANSWER, CompletionsServer
 from support.pauses import set_pauses
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, wait_until
 
 ASK = Request(np.array([40, 50], np.int32), Sampling(max_tokens=10, seed=7))
 FIRST, SECOND = WeightsVersion(1, 0, "a" * 64), WeightsVersion(1, 1, "b" * 64)
@@ -425,7 +426,8 @@ def test_all_requests_leave_a_frozen_server_with_the_first_that_it_does_not_answ
             await until_all_are_in(engine)
             await engine.swap(model, FIRST, SwapMode.WAIT)
             await until_all_are_in(engine)
-            frozen.send_signal(signal.SIGSTOP)
+            frozen.send_signal(signal.SIGSTOP)  # it takes effect when the main thread wakes, and another one serves
+            wait_until(lambda: psutil.Process(frozen.pid).status() == psutil.STATUS_STOPPED)
             with caplog.at_level(logging.DEBUG, "rollq.workers.http.server_pool"):
                 answers = await asyncio.gather(*(engine.generate(replace(ASK)) for _ in range(16)))
             assert outs(engine) == [True, False]
