@@ -29,6 +29,7 @@ CHOSEN := $(or $(CHOSEN_$(SERVER)),not long and) not slow
 # Processor seconds that all default tests together may take: docs/decisions.md says why it is not minutes.
 BUDGET = $(if $(PYTEST_ARGS)$(CHOSEN_$(SERVER)),,--processor-budget 840)
 TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --server $(SERVER) --durations 30
+VLLM_TESTS = $(VLLM_BIN)/python -m pytest -n $(VLLM_WORKERS) --dist loadfile tests/with_vllm --timeout 3600 --durations 15
 DEFAULT_TESTS = $(TESTS) -m "$(CHOSEN)" $(BUDGET) $(PYTEST_ARGS)
 
 NEW_ENOUGH := 'import sys; sys.exit("rollq needs Python >= 3.11: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
@@ -67,11 +68,12 @@ test-busy: $(INSTALLED)  ## the default tests beside four busy processes: none m
 test-long: $(INSTALLED)  ## the tests that take seconds of a processor, such as those that start whole runs
 	$(TESTS) -m "long and not slow" $(PYTEST_ARGS)
 
-test-slow: $(INSTALLED)  ## the tests that take minutes
+test-slow: $(INSTALLED) $(VLLM_INSTALLED)  ## the tests that take minutes, also those with a real vLLM
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	$(VLLM_TESTS) -m slow $(PYTEST_ARGS)
 
 test-vllm: $(VLLM_INSTALLED)  ## the tests with a real vLLM on the CPU, in .venv-vllm/ (2 GB)
-	$(VLLM_BIN)/python -m pytest -n $(VLLM_WORKERS) --dist loadfile tests/with_vllm -m "not slow" --timeout 3600 --durations 15 $(PYTEST_ARGS)
+	$(VLLM_TESTS) -m "not slow" $(PYTEST_ARGS)
 
 $(VLLM_INSTALLED): pyproject.toml constraints-cpu.txt tests/with_vllm/requirements.txt
 	$(PYTHON) -m venv .venv-vllm
@@ -104,7 +106,7 @@ families: $(VLLM_INSTALLED)  ## models of all families in a real vLLM on the CPU
 	ROLLQ_FAMILIES=all $(VLLM_BIN)/python -m pytest -s tests/with_vllm/test_families.py $(PYTEST_ARGS)
 
 agents: $(VLLM_INSTALLED)  ## Claude Code and Codex, from npm, as agents of a real vLLM on the CPU
-	$(VLLM_BIN)/python -m pytest -m slow tests/with_vllm/test_gateway_clients.py $(PYTEST_ARGS)
+	$(VLLM_BIN)/python -m pytest tests/with_vllm/test_gateway_clients.py -k "claude_code or codex" $(PYTEST_ARGS)
 
 clients: $(INSTALLED)  ## the programs in examples/clients, each with its client from the package index or npm (6 GB)
 	$(BIN)/python -m pytest tests/docs/test_agent_clients_page.py $(PYTEST_ARGS)

@@ -47,7 +47,7 @@ def test_a_quick_benchmark_runs_and_writes_sane_figures(name: str, tmp_path: Pat
     check_figures(tmp_path / "results.json")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_one_benchmark_writes_its_table_between_the_words_and_no_results_of_all(
     tmp_path: Path,
 ) -> None:

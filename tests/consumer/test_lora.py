@@ -100,7 +100,7 @@ def test_settings_that_need_whole_models_are_refused(
         settings("out", **changed)
 
 
-@pytest.mark.long
+@pytest.mark.slow  # three starts of two ranks
 def test_two_ranks_train_and_resume_the_adapter_of_one_process(
     server_url: str, run_name: str, settings: Callable[..., TrainerSettings], model_folder: Path, tmp_path: Path
 ) -> None:

@@ -113,7 +113,7 @@ def test_ctrl_c_ends_a_demo_and_leaves_nothing(
     assert all(nobody_listens(port) for port in demo.ports())
 
 
-@pytest.mark.long
+@pytest.mark.slow  # tests/cli/up has the same
 def test_a_demo_that_is_killed_takes_its_processes_along(tmp_path: Path, demos: list[DemoProcess]) -> None:
     demo = DemoProcess(tmp_path / "demo", *QUICK, "--workers", "1")
     demos.append(demo)

@@ -413,6 +413,7 @@ def test_an_engine_that_dies_is_noticed_and_started_again(models: list[Path]) ->
     asyncio.run(scenario())
 
 
+@pytest.mark.slow  # an engine that is started again is in the test before
 def test_requests_that_come_while_vllm_starts_anew_wait_for_it(models: list[Path]) -> None:
     async def scenario() -> None:
         host = EngineHost(lambda: make_engine("vllm", options(models[0])), restarts=0)
@@ -482,6 +483,7 @@ def test_an_adapter_per_version_and_old_requests_finish_on_the_old_one(models: l
     assert max(check(request, completion, folders) for completion in completions) < TOLERANCE
 
 
+@pytest.mark.slow  # adapters of several versions are in the test before
 def test_an_adapter_that_vllm_has_no_room_for_serves_after_requests_on_the_others(
     models: list[Path], tmp_path: Path
 ) -> None:

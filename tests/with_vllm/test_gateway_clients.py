@@ -125,7 +125,9 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("client", PROGRAMS)
+@pytest.mark.parametrize(
+    "client", [pytest.param(client, marks=[] if client == "openai" else pytest.mark.slow) for client in PROGRAMS]
+)
 def test_an_agent_with_subagents_that_compacts_its_history(client: str, shared: SharedEngine, tmp_path: Path) -> None:
     program, parts = PROGRAMS[client]
     (tmp_path / "agent.py").write_text(program)

@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.vllm_run import cpu_environment
 from support.waiting import PATIENCE_S
 
 
+@pytest.mark.slow  # its cases have tests of their own here
 def test_a_case_is_run_and_described_on_the_page(tmp_path: Path) -> None:
     page = tmp_path / "gpu.md"
     command = [sys.executable, "-m", "gpu", "--device", "cpu", "--only", "bfloat16", "--only", "broadcast"]

@@ -64,8 +64,12 @@ push_model = "model"
 
 @pytest.mark.parametrize(
     ("mode", "partial", "served"),
-    [("wait", False, False), ("abort", True, False), ("keep", False, False), ("keep", False, True)],
-    ids=["wait", "abort", "keep", "keep-served"],
+    [
+        pytest.param("wait", False, False, id="wait", marks=pytest.mark.slow),
+        pytest.param("abort", True, False, id="abort", marks=pytest.mark.slow),
+        pytest.param("keep", False, False, id="keep"),
+        pytest.param("keep", False, True, id="keep-served", marks=pytest.mark.slow),
+    ],
 )
 def test_every_token_that_vllm_made_has_the_logprob_of_the_weights_that_it_claims(
     mode: str, partial: bool, served: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -30,7 +30,7 @@ def engine_options(folder: Path) -> dict[str, Any]:
     return options(folder, max_model_len=512, limit_mm_per_prompt={"image": 2})
 
 
-@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("recompute", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_token_after_an_image_has_the_logprob_of_its_weights(recompute: bool, tmp_path: Path) -> None:
     folders = [make_vision_model(tmp_path / str(seed), FAMILY, seed=seed) for seed in range(3)]
     probes = [probe_of(model_class(folder).from_pretrained(folder)) for folder in folders]

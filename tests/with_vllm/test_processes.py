@@ -141,7 +141,12 @@ def killed(models: list[Path], tmp_path: Path) -> Iterator[Killed]:
 
 @pytest.mark.parametrize(
     ("victim", "processes"),
-    [("worker", 1), ("worker", CORE_AND_WORKERS), ("core", CORE_AND_WORKERS), ("engine worker", CORE_AND_WORKERS)],
+    [
+        ("worker", 1),
+        pytest.param("worker", CORE_AND_WORKERS, marks=pytest.mark.slow),
+        ("core", CORE_AND_WORKERS),
+        pytest.param("engine worker", CORE_AND_WORKERS, marks=pytest.mark.slow),
+    ],
 )
 def test_a_process_that_is_killed_while_the_engine_starts(killed: Killed, victim: str, processes: int) -> None:
     killed.kill(victim, killed.until_it_has(processes))

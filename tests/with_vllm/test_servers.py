@@ -97,7 +97,7 @@ def test_a_pool_says_what_its_model_says(
     assert asyncio.run(ask()) == tokenizer.decode(said, skip_special_tokens=True) != ""
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("whole", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_server_that_is_killed_under_load_loses_nothing_and_comes_back(
     servers: tuple[VllmServer, VllmServer, VllmServer], models: list[Path], whole: bool
 ) -> None:

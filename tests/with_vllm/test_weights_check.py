@@ -70,6 +70,7 @@ def test_weights_that_are_loaded_wrongly_are_noticed(folders: list[Path], probes
     with_host(options(folders[0]), scenario)
 
 
+@pytest.mark.slow  # a model that is large for a test
 def test_a_wrong_expert_of_128_is_noticed_in_bfloat16(tmp_path: Path) -> None:
     experts = {"num_experts": 128, "num_experts_per_tok": 8}
     folder, bad = make_model(tmp_path / "right", "qwen3_moe", 0, **experts), tmp_path / "wrong"
@@ -132,6 +133,7 @@ def test_a_vllm_that_breaks_while_it_is_checked_counts_as_dead(
     with_host(options(folders[0]), scenario)
 
 
+@pytest.mark.slow  # the test before has an engine that dies while it is checked
 def test_a_vllm_that_dies_just_after_its_start_is_not_waited_for(
     folders: list[Path], probes: list[Probe], monkeypatch: pytest.MonkeyPatch
 ) -> None:

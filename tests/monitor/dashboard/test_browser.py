@@ -513,7 +513,7 @@ def test_marks_of_an_axis_are_round_and_have_one_format(page: Page) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.long
+@pytest.mark.slow  # the same of a live run is a default test
 def test_ten_thousand_archived_groups_are_browsed_without_a_server(
     browser: Browser, fresh_server: EmbeddedServer, tmp_path: Path
 ) -> None:
