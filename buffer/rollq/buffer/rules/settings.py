@@ -5,6 +5,7 @@ Unknown keys are errors everywhere.
 """
 
 from collections.abc import Iterator, Mapping
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -15,13 +16,15 @@ from rollq.buffer.rules.batch_sizes import groups_at
 from rollq.buffer.rules.staleness import stale_threshold
 
 MAX_BATCH_GROUPS = 1000
+LONGEST_S = 10**9
+"""The longest duration in a setting, in seconds: 31 years. The timers of Python and of servers take no longer ones."""
 
 Order = Literal["staleness", "arrival", "newest", "uniform", "priority"]
 
 
 class Settings(BaseModel):
     """Base class of all settings: frozen, with unknown keys refused and defaults validated. Whole numbers have at most
-    15 digits, so that Lua, JSON and numpy keep them exactly."""
+    15 digits, so that Lua, JSON and numpy keep them exactly. Durations, whose names end in `_s`, fit any timer."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
     REMOVED: ClassVar[Mapping[str, str]] = {}
@@ -43,6 +46,13 @@ class Settings(BaseModel):
                 raise ValueError(f"must be less than {LIMIT}")
             if number <= -LIMIT:
                 raise ValueError(f"must be greater than {-LIMIT}")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _durations_fit_timers(cls, value: Any, info: ValidationInfo) -> Any:
+        if str(info.field_name).endswith("_s") and isinstance(value, int | float) and LONGEST_S < value < inf:
+            raise ValueError(f"must be at most {LONGEST_S} seconds")
         return value
 
 
@@ -118,7 +128,7 @@ class GroupRules(Settings):
         ge=2,
         description="workers that die holding a group before it is quarantined; up to 2 more if many die anyway",
     )
-    lease_s: float = Field(default=30.0, gt=0, description="seconds of silence after which a worker loses its groups")
+    lease_s: float = Field(default=30.0, ge=1, description="seconds of silence after which a worker loses its groups")
     audit_groups: int = Field(
         default=1000, ge=0, description="failed groups kept for inspection, and the same number of filtered ones"
     )
