@@ -208,7 +208,7 @@ def test_an_entry_is_anything_that_a_judge_may_return_or_none_which_fails_its_sa
         ("short", "returned 3 entries for 4 samples; expected one for each"),
         ("nan", "returned nan; expected a finite number"),
         ("bool", "returned True; expected a number, or a mapping of names to numbers"),
-        ("huge", "reward is 1e+39, expected a finite number of 32 bits"),
+        ("huge", "returned 1e+39; expected a finite number of 32 bits"),
         ("none", "returned None; expected a list with an entry for each sample"),
         ("text", "returned '1234'; expected a list with an entry for each sample"),
         ("wrong credit", "returned Credit with 1 tokens for a sample of 3 tokens"),

@@ -49,6 +49,10 @@ def nan_judge(prompt: Prompt, judged: Sample) -> float:
     return float("nan")
 
 
+def huge_judge(prompt: Prompt, judged: Sample) -> float:
+    return 1e308
+
+
 def nan_part_judge(prompt: Prompt, judged: Sample) -> Mapping[str, float]:
     return {"right": 1.0, "style": float("inf")}
 
@@ -144,7 +148,7 @@ def test_only_what_a_judge_raises_may_count_as_a_wrong_answer(isolate: bool) -> 
 
     assert asyncio.run(found("raising_judge")).raised
     assert asyncio.run(found("exiting_judge")).raised
-    for name in ("nan_judge", "nan_part_judge", "silent_judge"):
+    for name in ("nan_judge", "huge_judge", "nan_part_judge", "silent_judge"):
         verdict = asyncio.run(found(name))
         assert verdict.error
         assert not verdict.raised
@@ -164,6 +168,7 @@ def test_a_sum_of_judges_knows_whether_its_part_raised() -> None:
     ("name", "message"),
     [
         ("nan_judge", "returned nan; expected a finite number"),
+        ("huge_judge", "returned 1e+308; expected a finite number of 32 bits"),
         ("nan_part_judge", "whose entry 'style' is not a finite number"),
         ("silent_judge", "returned None"),
         ("raising_judge", "KeyError: 'no such rubric'"),

@@ -95,8 +95,8 @@ def _part(answer: Mapping[Any, Any], name: Any) -> float:
         return finite(answer[name])
     except ValueError:
         raise ValueError(
-            f"returned {dict(answer)!r:.200}, whose entry {name!r} is not a finite number; return numbers that add "
-            f"up to the reward, or {{{SCORE!r}: the reward}} beside other facts"
+            f"returned {dict(answer)!r:.200}, whose entry {name!r} is not a finite number of 32 bits; return numbers "
+            f"that add up to the reward, or {{{SCORE!r}: the reward}} beside other facts"
         ) from None
 
 
@@ -143,10 +143,7 @@ def check_answer(answer: Any, sample: Sample) -> Verdict:
     if len(values) != len(places):
         raise ValueError(f"returned Credit with {len(values)} {kind} for a sample of {len(places)} {kind}")
     rewards = np.zeros(size, np.float32)
-    with np.errstate(over="ignore"):
-        rewards[places] = values
-    if not np.isfinite(rewards).all():
-        raise ValueError(f"returned Credit with {kind} that a float32 cannot hold")
+    rewards[places] = values
     return check_reward(sum(values) if given["reward"] is None else given["reward"])._replace(token_rewards=rewards)
 
 

@@ -1,17 +1,18 @@
 """Real numbers from user-written code. Pure."""
 
-import math
 from typing import Any
+
+from rollq.buffer.wire.validation import MOST_REWARD
 
 
 def finite(value: Any, needed: str = "a number") -> float:
-    """Convert a finite real number from Python, numpy or torch. Raises `ValueError` for other numbers and other types,
-    such as strings and booleans."""
+    """Convert a real number from Python, numpy or torch, finite as a float32. Raises `ValueError` for other numbers and
+    other types, such as strings and booleans."""
     if not is_real(value):
         raise ValueError(f"returned {value!r:.80}; expected {needed}")
     number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"returned {number!r}; expected a finite number")
+    if not abs(number) <= MOST_REWARD:
+        raise ValueError(f"returned {number!r}; expected a finite number of 32 bits")
     return number
 
 
