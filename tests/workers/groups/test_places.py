@@ -82,7 +82,7 @@ def test_siblings_of_a_group_that_has_begun_go_before_an_earlier_step() -> None:
         world = Play(1)
         world.enter(lease(1, step=2))
         await settle()
-        world.enter(lease(2, step=1))
+        world.enter(lease(2, step=1, expected_tokens=40.0))
         world.enter(lease(3, step=1, expected_tokens=900.0))
         for _ in range(4):
             await world.end(world.order[-1])
@@ -91,7 +91,7 @@ def test_siblings_of_a_group_that_has_begun_go_before_an_earlier_step() -> None:
     play(scene)
 
 
-def test_turns_are_by_step_then_evaluations_last_then_the_longest() -> None:
+def test_turns_are_by_step_then_evaluations_last_then_unknown_lengths_then_the_longest() -> None:
     def of(step: int, group_id: int, *, evaluation: bool = False, tokens: float = 0.0) -> Lease:
         return Lease(
             task="math", group_id=group_id, attempt=1, nonce="n", tries=1, prompt=Prompt("x"), samples=(),
@@ -100,7 +100,7 @@ def test_turns_are_by_step_then_evaluations_last_then_the_longest() -> None:
 
     waiting = [of(2, 1), of(1, 2), of(1, 3, tokens=50.0), of(1, 4, evaluation=True), of(1, 5)]
     ordered = sorted(waiting, key=lambda lease: turn_of(lease, placed=False, expected_tokens=lease.expected_tokens))
-    assert [lease.group_id for lease in ordered] == [3, 2, 5, 4, 1]
+    assert [lease.group_id for lease in ordered] == [2, 5, 3, 4, 1]
 
 
 def test_a_group_that_leaves_gives_back_what_it_had_not_begun() -> None:

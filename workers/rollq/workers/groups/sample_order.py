@@ -1,6 +1,7 @@
 """Decides which waiting sample of a worker is generated next. Pure."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 from rollq.buffer.values.rollouts import Lease, Sample
@@ -12,7 +13,7 @@ class Turn(NamedTuple):
 
     Siblings of a started sample come first: their group ends sooner, and they share the engine's cache of the prompt.
     Then the earliest step comes first, training before evaluation. Then the longest answer comes first, which would
-    otherwise run last and alone.
+    otherwise run last and alone; an unknown length may be the longest.
     """
 
     waits: bool
@@ -24,7 +25,7 @@ class Turn(NamedTuple):
 
 def turn_of(lease: Lease, *, placed: bool, expected_tokens: float) -> Turn:
     """The turn of a lease's samples. `placed` is true if a sample has had a place."""
-    return Turn(not placed, lease.step, lease.evaluation, -expected_tokens, lease.group_id)
+    return Turn(not placed, lease.step, lease.evaluation, -(expected_tokens or inf), lease.group_id)
 
 
 def expected_tokens(lease: Lease, finished: Sequence[Sample]) -> float:
