@@ -68,7 +68,7 @@ test-busy: $(INSTALLED)  ## the default tests beside four busy processes: none m
 test-long: $(INSTALLED)  ## the tests that take seconds of a processor, such as those that start whole runs
 	$(TESTS) -m "long and not slow" $(PYTEST_ARGS)
 
-test-slow: $(INSTALLED) $(VLLM_INSTALLED)  ## the tests that take minutes, also those with a real vLLM
+test-slow: $(INSTALLED) $(VLLM_INSTALLED)  ## the tests that take minutes, with and without a real vLLM
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 	$(VLLM_TESTS) -m slow $(PYTEST_ARGS)
 

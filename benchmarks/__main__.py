@@ -70,7 +70,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
 }
 BY_NAME = frozenset(
     {"archive", "bystanders", "cluster", "dashboard", "gateway", "membership", "salvage", "scaling", "slots", "spread"}
-    | {"stores", "sustained", "throughput", "wanted", "watched"}
+    | {"production", "stores", "streaming", "sustained", "throughput", "wanted", "watched"}
 )
 """Benchmarks that run only with `--only`: they take ten minutes, or need a browser or vLLM (see `make bench-vllm`)."""
 RESULTS = Path("benchmarks/results.json")

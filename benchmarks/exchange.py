@@ -75,7 +75,7 @@ def _compare(url: str, label: str, size: Size, per_call: int, quick: bool) -> Re
         return Result(
             name=name,
             what=f"put + claim of {label} groups, {per_call} per call, against raw commands",
-            unit="of the raw floor",
+            unit="of the raw rate",
             target=size.targets[per_call],
             better="higher",
             values=ratios(through_rollq, floor),

@@ -106,7 +106,7 @@ def measure(server: EmbeddedServer, shape: tuple[int, int, int]) -> list[str]:
         in_words(used),
         in_words(formula),
         f"{used / formula:.2f}",
-        f"{copied_bytes / used:.0%}",
+        f"{100 * copied_bytes / used:.0f} %",
     ]
 
 

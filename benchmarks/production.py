@@ -28,7 +28,7 @@ from rollq.buffer.wire.prompts import decode_prompt
 from rollq.workers.engines.simulated import length_of
 
 LENGTHS = Path("../shared/data/azure_llm_conv.csv")
-"""Generated tokens of a day of conversations (Azure LLM inference trace 2023), used if the file exists."""
+"""Generated tokens of an hour of conversations (Azure LLM inference trace 2023), used if the file exists."""
 SLOTS = 32
 TOKENS_PER_S = 1000.0
 PROMPTS_PER_GROUP = 40

@@ -117,7 +117,7 @@ def test_a_judge_that_expects_another_form_is_a_problem_until_the_form_is_named(
     result = tried(tmp_path, more=judge)
     assert result.exit_code == 1
     assert (
-        "gives 0 to the row's own answer, and no less to a wrong text; judging.answer_text names the form"
+        "gives 0 to the row's own answer, and no less to a wrong text: set judging.answer_text to the form"
         in result.output
     )
     assert tried(tmp_path, more=f'{judge}\njudging.answer_text = "FINAL: {{answer}}"').exit_code == 0

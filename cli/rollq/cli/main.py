@@ -11,7 +11,7 @@ from rollq.buffer.errors import ConfigError, InvalidPrompt, RollqError, RunMisma
 
 GROUPS = {
     "Run": {
-        "init": ("rollq.cli.demo.init", "Write the files of a first run, which you replace."),
+        "init": ("rollq.cli.demo.init", "Write example files for a first run, to be replaced by yours."),
         "up": ("rollq.cli.up.command", "Run all roles of a settings file on this machine."),
         "demo": ("rollq.cli.demo.command", "Train a tiny model on this machine, all roles in one command."),
         "env": ("rollq.cli.commands.env", "List, check, try and export environments."),
@@ -37,9 +37,9 @@ GROUPS = {
     },
     "Data": {
         "convert": ("rollq.cli.commands.convert", "Write a rollq.toml from settings of XTuner or Trinity-RFT."),
-        "import": ("rollq.cli.commands.import_", "Put finished samples of a file into an offline task."),
+        "import": ("rollq.cli.commands.import_", "Put finished samples from a file into an offline task."),
         "export": ("rollq.cli.commands.archive", "Write groups of the buffer or of an archive to a file."),
-        "archive": ("rollq.cli.commands.archive", "Keep what is trained or dropped as Parquet files."),
+        "archive": ("rollq.cli.commands.archive", "Keep trained and dropped groups, as Parquet files."),
         "snapshot": ("rollq.cli.commands.snapshots", "Save a run's buffer to a folder, and load it."),
     },
     "Server": {
@@ -111,12 +111,13 @@ class Commands(click.Group):
 def main() -> None:
     """Rollout queue and replay buffer for RL post-training of language models.
 
-    Every role is a separate process; they share only Redis. `rollq up` runs all on one machine. On several:
+    Every role is a separate process; they exchange groups through Redis. `rollq up` runs all on one
+    machine. On several:
 
     \b
       rollq redis --dir data            a server, if you have none
       rollq produce rollq.toml          prompts to jobs
-      rollq work rollq.toml             jobs to groups, one per GPU
+      rollq work rollq.toml             jobs to groups; start one per GPU
       rollq train rollq.toml            groups to new weights
       rollq status rollq.toml           the progress of the run
     """

@@ -79,7 +79,7 @@ def run_worker(
 
     The caller closes `buffer` and `queue`. The worker waits out outages of either server, however long. Raises
     `ConfigError`, `StoreLost`, `RunMismatch` or `ServerError`, at the start or later, and `EngineDead` if the engine
-    died more often than `settings.engine_restarts`.
+    dies more than `settings.engine_restarts` times.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     buffer.wait_out_outages()
@@ -262,11 +262,11 @@ class Worker:
         """Carry out the operator's order."""
         if self.control.paused != (order is Order.PAUSE):
             self.control.paused = order is Order.PAUSE
-            log.info("worker %s is %s by the operator", self.rq.name, "paused" if self.control.paused else "resumed")
+            log.info("the operator %s worker %s", "paused" if self.control.paused else "resumed", self.rq.name)
             self._signals.control.set()
         if order is Order.DRAIN and not self._draining:
             self._draining = self.fleet.draining = True
-            log.info("worker %s is drained by the operator", self.rq.name)
+            log.info("the operator drains worker %s: it stops once its groups have ended", self.rq.name)
             self.rq.request_shutdown()
 
     def _state(self) -> dict[str, Any]:
@@ -340,8 +340,8 @@ def load_engine(settings: WorkerSettings) -> Engine:
 def make_tokenizer(settings: WorkerSettings) -> Tokenizer:
     """Load the tokenizer that the settings name, or else the model's. Without either, return the byte tokenizer.
 
-    Raises `ConfigError` if the settings name no tokenizer and the model is on another machine, or a chat template is
-    set for the byte tokenizer, and as `HfTokenizer` does.
+    Raises `ConfigError` if no tokenizer is named for engine `openai` or `sglang`, or a chat template is set for the
+    byte tokenizer, and the errors of `HfTokenizer`.
     """
     folder = settings.tokenizer or settings.options.get("model")
     if folder is None and settings.engine in ("openai", "sglang"):

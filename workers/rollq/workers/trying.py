@@ -61,7 +61,7 @@ class TriedRow:
 
     @property
     def has_equal_rewards(self) -> bool:
-        """Whether the samples have equal rewards, so training would learn nothing."""
+        """Whether the samples have equal rewards, so that a model would learn nothing from them."""
         return len({sample.verdict.reward for sample in self.samples}) == 1
 
 
@@ -82,7 +82,7 @@ class Trying:
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - a template or a tokenizer may raise anything
-            row.problems.append(f"{row.place}: the prompt has no tokens: {reason_of(error)}")
+            row.problems.append(f"{row.place}: the prompt cannot be turned into tokens: {reason_of(error)}")
             return
         ids = read.ids.tolist()
         row.shown, row.prompt_tokens = self._tokenizer.decode(ids, special=True), len(ids)
@@ -171,13 +171,13 @@ class Trying:
     def _note_own(self, row: TriedRow, own: Judged, judge: str) -> None:
         if own.verdict.error:
             row.problems.append(
-                f"{row.place}: {own.verdict.error}; the text was the row's own answer; "
-                "judging.answer_text names the form that the judge expects"
+                f"{row.place}: {own.verdict.error}; the text was the row's own answer: set "
+                "judging.answer_text to the form that the judge expects"
             )
         elif not own.is_accepted:
             row.problems.append(
                 f"{row.place}: judge {judge!r} gives {own.verdict.reward:g} to the row's own answer, and no "
-                "less to a wrong text; judging.answer_text names the form that it expects"
+                "less to a wrong text: set judging.answer_text to the form that the judge expects"
             )
 
 

@@ -1,4 +1,4 @@
-"""The archiver: writes groups that leave the buffer to files, then releases them.
+"""The archiver: when groups leave the buffer, it writes them to files, then releases them.
 
 A portion of groups is fixed in the buffer before it is written, and its groups never change. So an archiver that
 replaces a dead one writes the same file again, under the same name.
@@ -73,7 +73,7 @@ class Archiver:
                 stop.wait(POLL_S)
 
     def finish(self, stop: threading.Event) -> None:
-        """Once the run is over, archive all groups that have left or are kept for audit.
+        """Once the run is over, archive all groups that are leaving or are kept for audit.
 
         Waits while another archiver is working or has just died, and while the buffer is being saved. Raises
         `ArchiveError` if everything is archived except trained groups that no checkpoint covers.
@@ -100,7 +100,7 @@ class Archiver:
         uncovered = {each.task: each.statuses[Status.ARCHIVED] for each in counts if each.clock.rules.archive}
         if groups := ", ".join(f"{count} of task {task!r}" for task, count in uncovered.items() if count):
             raise ArchiveError(
-                f"run {self._buffer.run!r}: trained groups are not archived yet, {groups}, because no checkpoint "
+                f"run {self._buffer.run!r}: trained groups are not archived yet ({groups}), because no checkpoint "
                 "covers their steps. Start `rollq train` again, which saves a checkpoint when it ends or is stopped; "
                 "then repeat this command. `rollq runs delete` would lose the groups"
             )

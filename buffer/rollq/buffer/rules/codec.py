@@ -1,7 +1,7 @@
 """Encodes a task's rules as fields of its clock, and decodes them.
 
 Every field of `TaskRules` becomes a clock field with the same name and `str` of its value, unless a table below says
-otherwise. The Redis functions also read fields that are derived from the rules; these are only written.
+otherwise. The Redis functions also read fields that are derived from the rules, which are never decoded.
 """
 
 from collections.abc import Callable, Iterable, Mapping

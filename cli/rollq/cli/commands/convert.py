@@ -32,7 +32,7 @@ def convert(file: Path, output: Path | None) -> None:
         _write(output, new.text)
     click.echo(f"{output or file}: {new.summary}", err=True)
     if new.problem:
-        click.echo(f"warning: rollq does not accept it yet: {new.problem}", err=True)
+        click.echo(f"warning: rollq does not accept the new settings yet: {new.problem}", err=True)
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""MLflow: metrics, and the rollouts of a step as an artifact `rollouts/step-<step>.json`."""
+"""MLflow: metrics, and the rollouts of a step as an artifact, such as `rollouts/step-00000012.json`."""
 
 import time
 from dataclasses import asdict
@@ -14,7 +14,7 @@ MOST_METRICS = 1000
 
 
 class Mlflow:
-    """A run of MLflow. Each start of the trainer makes a new run."""
+    """An MLflow run. Each start of the trainer creates a new one."""
 
     def __init__(self, settings: MlflowSettings, run: str) -> None:
         self._client = MlflowClient(settings.tracking_uri)

@@ -76,14 +76,14 @@ class Judge:
         return self.choose(prompt) if self.choose else self
 
     def name_for(self, prompt: Prompt) -> str:
-        """The last part of the judge's name for a prompt; empty for a prompt without a judge."""
+        """The last part of the name of a prompt's judge; empty for a prompt without a judge."""
         try:
             return self.of(prompt).name.rpartition(".")[2]
         except ValueError:
             return ""
 
     async def judge(self, prompt: Prompt, sample: Sample) -> Verdict:
-        """The reward of a completed sample, or an error, which is logged."""
+        """The reward of a completed sample, or an error. An error with a cause is logged once."""
         verdict = await self.verdict(prompt, sample)
         if verdict.error and verdict.cause:
             message = "judge %s failed; its samples keep this error, which is not logged again"

@@ -1,6 +1,6 @@
-"""The other end of sealed processes in `rollq.workers.judging.process_pool`, which forks a process for each call.
+"""A sealed process of `rollq.workers.judging.process_pool`. It forks a process for each call.
 
-This process imports modules and hides files, but runs nothing that a model wrote. The fork computes and ends, so calls
+It imports modules and hides files, but runs nothing that a model wrote. The fork computes and ends, so calls
 cannot affect each other. `rollq.buffer.common.sealing` seals both. Calls and answers have the same format as in
 `process_main`.
 """
@@ -121,7 +121,7 @@ def _read(reading: int, deadline_s: float) -> bytes:
         if not (part := os.read(reading, 1 << 20)):
             return bytes(found)
         found += part
-    return _failed(f"its answer has more than {MAX_ANSWER >> 20} MiB")
+    return _failed(f"its answer is larger than {MAX_ANSWER >> 20} MiB")
 
 
 def _ended(child: int, deadline_s: float) -> int:

@@ -93,13 +93,13 @@ def convert_checkpoints(run: Conversion, source: Source, places: list[Place]) ->
 def _saving(run: Conversion, trainer: Given, places: list[Place]) -> None:
     every, keep = (run.positive(trainer, name) for name in ("save_interval", "max_checkpoints_to_keep"))
     export = run.word(trainer, "save_hf_checkpoint")
-    note = "rollq always saves checkpoints, every 10 steps"
+    note = "rollq always saves checkpoints, by default every 10 steps"
     run.put_or_leave(trainer, "save_interval", "trainer.checkpoint_every", every, note)
     for at in places if (every or 0) > 100 else ():
         run.put(trainer, "save_interval", "tasks.NAME.batches.max_uncheckpointed_steps", every, at)
     if export == "always":
         run.put(trainer, "save_hf_checkpoint", "trainer.export_every", every)
-    note = "rollq keeps a number of checkpoints; trainer.export_every keeps weights"
+    note = "rollq cannot keep all: trainer.keep_checkpoints says how many; trainer.export_every keeps weights"
     run.put_or_leave(trainer, "max_checkpoints_to_keep", "trainer.keep_checkpoints", keep, note)
 
 

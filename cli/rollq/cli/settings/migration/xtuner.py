@@ -116,7 +116,7 @@ def _duration(run: Conversion, trainer: Given) -> None:
     if steps is not None:
         run.put(trainer, "total_train_steps", "trainer.steps", steps)
         if epochs is not None:
-            run.leave(trainer, "total_epochs", "total_train_steps comes first")
+            run.leave(trainer, "total_epochs", "total_train_steps takes precedence")
         return
     if epochs is not None:
         for at in run.written.tasks():
@@ -129,11 +129,11 @@ def _duration(run: Conversion, trainer: Given) -> None:
 
 def _checkpoints(run: Conversion, trainer: Given) -> None:
     every, keep = run.positive(trainer, "checkpoint_interval"), run.positive(trainer, "checkpoint_maxkeep")
-    reason = "rollq always saves checkpoints, every 10 steps"
+    reason = "rollq always saves checkpoints, by default every 10 steps"
     run.put_or_leave(trainer, "checkpoint_interval", "trainer.checkpoint_every", every, reason)
     for at in run.written.tasks() if (every or 0) > 100 else ():
         run.put(trainer, "checkpoint_interval", "tasks.NAME.batches.max_uncheckpointed_steps", every, at)
-    reason = "rollq keeps a number of checkpoints: trainer.keep_checkpoints; trainer.export_every keeps weights"
+    reason = "rollq cannot keep all: trainer.keep_checkpoints says how many; trainer.export_every keeps weights"
     run.put_or_leave(trainer, "checkpoint_maxkeep", "trainer.keep_checkpoints", keep, reason)
     if run.flag(trainer, "checkpoint_no_save_optimizer") is True:
         run.put(trainer, "checkpoint_no_save_optimizer", "trainer.save_optimizer", False)
@@ -199,7 +199,7 @@ def _engine_args(run: Conversion, rollout: Given) -> dict[str, Any]:
 
 
 def _limits(run: Conversion, rollout: Given, trainer: Given) -> None:
-    """Set a worker's reactions to timeouts and failures."""
+    """Set the tokenizer, a worker's reactions to timeouts and failures, and the replay of experts."""
     tokenizer = run.take(rollout, "tokenizer_path")
     if "tokenizer_path" not in trainer:
         run.put(rollout, "tokenizer_path", "worker.tokenizer", tokenizer)
@@ -248,7 +248,7 @@ def _learning(run: Conversion, worker: Given, trainer: Given) -> None:
     run.copy(worker)
     if optimizer.group == "MuonConfig":
         run.written.note(
-            ("trainer", "learning_rate"), "of Muon in XTuner; rollq's optimizer is AdamW, which needs another"
+            ("trainer", "learning_rate"), "for Muon in XTuner; rollq's optimizer is AdamW, which needs another rate"
         )
     run.put(sharding, "param_dtype", "trainer.dtype", _dtype(run, sharding))
     ratio = run.number(sharding, "recompute_ratio")
@@ -289,7 +289,7 @@ def _places(run: Conversion, trainer: Given, is_sync: bool) -> None:
     """Set the locations of the run's files, and its devices."""
     output = run.take(trainer, "work_dir")
     run.put(trainer, "work_dir", "trainer.output", output if output is not None else "work_dir")
-    note = "workers read weights in trainer.output, which all machines must see; or use s3"
+    note = "workers read weights from trainer.output, so all machines must see it; otherwise, use s3"
     run.set("trainer.transport", "path", note=note)
     tracker = run.word(trainer, "exp_tracker")
     if tracker == "tensorboard":
@@ -312,7 +312,7 @@ def _colocated(run: Conversion, is_sync: bool) -> None:
         run.set("trainer.colocated", True, note="experimental: engines sleep while the trainer uses their GPUs")
     else:
         run.written.comment(
-            "RLColocateTrainerConfig with asynchronous production",
+            "RLColocateTrainerConfig with asynchronous production or rarer weight syncs",
             'none, because rollq\'s engines take turns with the trainer only with producer.strategy = "sync" and a '
             "weight sync after every step; give workers and trainer different GPUs",
         )
