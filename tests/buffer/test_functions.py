@@ -760,7 +760,7 @@ def test_flags_of_a_lease_are_0_or_1(world: World) -> None:
     _, (group_id, attempt, tries, step, evaluation, suspect, alone, _, _, letters, _, must_finish, _, parts, *_) = (
         world.buffer.call_task("lease", "math", "w", "nonce", 1, 0, 1, 0, 1)
     )
-    assert (group_id, attempt, tries, step, letters) == (1, 3, 2, 1, b"cp")
+    assert (group_id, attempt, tries, step, letters) == (1, 3, 1, 1, b"cp")
     assert (evaluation, suspect, alone, must_finish, parts) == (0, 1, 0, 1, 0)
 
 

@@ -149,6 +149,16 @@ def test_an_interruption_is_no_try(world: World) -> None:
     assert world.statuses() == {"pending": 1}
 
 
+def test_a_death_is_no_try(world: World) -> None:
+    world.start(math={"max_tries": 2}).admit(1)
+    for _ in range(2):
+        world.run_out(world.lease(1))
+        assert world.buffer.reap("math").requeued == 1
+    assert world.buffer.inspect("math", 1)["deaths"] == "2"
+    world.buffer.hand_back(world.lease(1), counted=True, error="engine failed")
+    assert world.statuses() == {"pending": 1}
+
+
 def test_renewal_keeps_a_lease_and_names_the_lost_ones(world: World) -> None:
     world.start().admit(2)
     kept, lost = world.lease(2)

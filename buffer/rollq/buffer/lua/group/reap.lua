@@ -1,5 +1,6 @@
 -- Takes back groups whose lease ran out, as suspects. A group that was alone on its last try is quarantined. A lease
--- that its worker never confirmed, because the reply was lost, counts neither as a try nor as a death.
+-- that ran out counts as a death and not as a try; as neither if its worker never confirmed it, because the reply was
+-- lost.
 -- Moves: running -> pending; failed, when it is quarantined
 -- KEYS: clock
 -- ARGV: incarnation, limit, producer
@@ -48,11 +49,10 @@ end
 local function requeue(clock, id, deaths, alone_from, confirmed)
   local key = group_key(clock.prefix, id)
   age_group(clock, id, stale_version(clock, clock.step))
+  redis.call('HINCRBY', key, 'tries', -1)
   if confirmed then
     deaths = math.max(deaths, math.min(deaths + 1, alone_from))
     redis.call('HSET', key, 'deaths', deaths)
-  else
-    redis.call('HINCRBY', key, 'tries', -1)
   end
   make_pending(clock, id, deaths)
 end
