@@ -103,6 +103,25 @@ def test_a_step_gives_the_same_batch_until_it_is_committed(connect: Connect, wor
         assert set(ids(second)).isdisjoint(ids(first))
 
 
+def test_a_consumer_outside_a_with_block_is_refused(connect: Connect, worker: HandWorker) -> None:
+    consumer = connect()
+    for ask in (lambda: next(consumer), lambda: consumer.stream(64)):
+        with pytest.raises(ConfigError, match="use the consumer in a `with` block: it renews the trainer's lease only"):
+            ask()
+    with consumer:
+        pass
+
+
+def test_a_commit_that_is_repeated_after_later_steps_moves_nothing_back(connect: Connect, worker: HandWorker) -> None:
+    with connect() as consumer:
+        worker.produce(6)
+        first = next(consumer)
+        consumer.commit(first)
+        consumer.commit(next(consumer))
+        consumer.commit(first)
+        assert consumer.step == 3
+
+
 def test_a_loop_that_never_commits_is_warned_once_and_one_that_commits_or_releases_is_not(
     connect: Connect, worker: HandWorker, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -103,6 +103,7 @@ class Consumer(Iterator[Batch]):
         self._traces = GroupTraces(tracer, lambda: self._lease.buffer)
         self._replay = Replay(self._lease, settings.on_replay_mismatch)
         self._step = epoch.from_step + 1
+        self._entered = False
 
     @classmethod
     def connect(
@@ -157,6 +158,7 @@ class Consumer(Iterator[Batch]):
             raise
 
     def __enter__(self) -> Self:
+        self._entered = True
         self._events.__enter__()
         if self._settings.rank == 0:
             self._lease.start()
@@ -208,8 +210,10 @@ class Consumer(Iterator[Batch]):
 
         Raises `SyncFirst` if the live weights are too old for the step and newer ones are not published yet,
         `ProductionStalled` or `ProductionStopped` if no batch can ever fill, `ClaimTimeout` with the reason for the
-        delay, `FencedError`, `CheckpointOverdue`, `StoreLost`. None of these moves the step.
+        delay, `FencedError`, `CheckpointOverdue`, `StoreLost`. None of these moves the step. Also raises `ConfigError`
+        outside a `with` block, since nothing renews the trainer's lease there.
         """
+        self._check_entered()
         batch = self._batches.take(self._step)
         if batch is None:
             raise StopIteration
@@ -229,8 +233,9 @@ class Consumer(Iterator[Batch]):
         released in between. After an unreadable group the step gets another batch: if a part has already been trained,
         the iteration raises `CorruptGroup`; drop the gradients, and call `stream` again. Raises `ConfigError` for
         settings that need a whole batch: advantages with baseline or scale `batch`, a `loss` with sft or distillation,
-        colocated engines.
+        colocated engines; and outside a `with` block.
         """
+        self._check_entered()
         loss = loss or LossSettings()
         if why := why_whole(self._settings, loss):
             raise ConfigError(why)
@@ -302,15 +307,25 @@ class Consumer(Iterator[Batch]):
         buffer, epoch = self._lease.buffer, self._lease.epoch
         return sum(buffer.prioritize(epoch, task, of_task) for task, of_task in by_task.items())
 
+    def _check_entered(self) -> None:
+        if not self._entered:
+            raise ConfigError("use the consumer in a `with` block: it renews the trainer's lease only there")
+
     def commit(self, batch: Batch) -> None:
-        """Record that `batch` has been trained, and move on to the next step. Raises `FencedError`, and `NotClaimed` if
-        the server has another batch for the step, as after a failover that lost recent writes."""
+        """Record that `batch` has been trained, and move on to the next step.
+
+        Harmless to repeat, even after later steps. Raises `FencedError`, and `NotClaimed` if the server has another
+        batch for the step, as after a failover that lost recent writes.
+        """
         if self._settings.rank == 0:
             trained: dict[str, list[int]] = {}
             for task, group_id in batch.group_ids:
                 trained.setdefault(task, []).append(group_id)
             with self._traces.committing(batch.step, batch.group_ids):
                 self._lease.buffer.commit(self._lease.epoch, batch.step, trained, keeps_copies=self._has_room())
+        if batch.step < self._step:
+            return
+        if self._settings.rank == 0:
             self._batches.note_committed(batch.step)
         self._step = batch.step + 1
         lengths = {task: n.loss_tokens / n.samples for task, n in batch.task_counts.items() if n.samples}
