@@ -51,13 +51,20 @@ def forgotten() -> None:
 
 
 class Numbered:
-    """Each sample's text is its index. `broken` ones fail, `empty` ones are None; with `backwards` of n samples, the
-    last one ends first."""
+    """Each sample's text is its index. `broken` ones fail, `empty` ones are None, `pending` ones are as before; with
+    `backwards` of n samples, the last one ends first."""
 
     resumable = True
 
-    def __init__(self, broken: Sequence[int] = (), backwards: int = 0, empty: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        broken: Sequence[int] = (),
+        backwards: int = 0,
+        empty: Sequence[int] = (),
+        pending: Sequence[int] = (),
+    ) -> None:
         self._broken = broken
+        self._pending = pending
         self._empty = empty
         self._backwards = backwards
 
@@ -71,6 +78,8 @@ class Numbered:
             raise RuntimeError("this one is broken")
         if index in self._empty:
             return None  # type: ignore[return-value]
+        if index in self._pending:
+            return rollout.previous
         return replace(sample, text=str(index)) if sample.status is SampleStatus.COMPLETED else sample
 
 
@@ -260,7 +269,12 @@ def test_a_group_judge_sees_the_rewards_of_the_judge_and_comes_before_penalty_an
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"), [("broken", "this one is broken"), ("empty", "TypeError: returned None; expected a Sample")]
+    ("fault", "said"),
+    [
+        ("broken", "this one is broken"),
+        ("empty", "TypeError: returned None; expected a Sample"),
+        ("pending", "ValueError: returned a pending sample; expected a completed, failed or aborted one"),
+    ],
 )
 def test_a_group_with_too_few_samples_fails_with_their_error_and_is_not_judged(
     buffer: Buffer, server_url: str, fault: str, said: str

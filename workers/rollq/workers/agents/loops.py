@@ -166,11 +166,14 @@ def failed(reason: str, kind: FailureKind = FailureKind.PROGRAM) -> Sample:
 
 
 def checked(made: object) -> Sample:
-    """Return the sample that a loop made. Raises `TypeError` for anything else."""
-    if isinstance(made, Sample):
-        return made
-    with guarded():
-        raise TypeError(f"returned {made!r:.80}; expected a Sample")
+    """Return the sample that a loop made. Raises `TypeError` for anything else, and `ValueError` for a pending sample,
+    which would be sampled again indefinitely."""
+    if not isinstance(made, Sample):
+        with guarded():
+            raise TypeError(f"returned {made!r:.80}; expected a Sample")
+    if made.status is SampleStatus.PENDING:
+        raise ValueError("returned a pending sample; expected a completed, failed or aborted one")
+    return made
 
 
 def failed_with(error: Exception) -> Sample:
