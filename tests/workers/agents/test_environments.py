@@ -272,6 +272,25 @@ def test_an_environment_that_fails_costs_its_sample_and_is_torn_down(
     assert seen.calls[-1] == "teardown"
 
 
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        ("setup", r"the environment's setup returned None; expected Opening"),
+        ("step", r"a step of the environment returned None; expected Step"),
+    ],
+)
+def test_what_an_environment_returns_is_checked(
+    tokenizer: HfTokenizer, seen: Seen, monkeypatch: pytest.MonkeyPatch, call: str, problem: str
+) -> None:
+    async def nothing(*_: object) -> None: ...
+
+    monkeypatch.setattr(Guess, call, nothing)
+    with pytest.raises(SampleFailed, match=f"^{problem}$") as failed:
+        converse(guessing(), Model(tokenizer, ["9"]))
+    assert failed.value.kind is FailureKind.ENVIRONMENT
+    assert seen.calls[-1] == "teardown"
+
+
 @pytest.mark.parametrize(("call", "words"), [("setup", "the environment's setup"), ("step", "a step of the")])
 def test_an_environment_that_hangs_costs_its_sample_after_its_time(
     tokenizer: HfTokenizer, seen: Seen, call: str, words: str

@@ -144,7 +144,8 @@ class Environments:
         if any. The error's kind is `environment` unless the environment raises `SampleFailed` itself."""
         setup = environment.setup(prompt, session)
         waits_for = partial(getattr, environment, "waits_for", "")
-        return await _within(self.limits.setup_s, "the environment's setup", setup, waits_for)
+        what = "the environment's setup"
+        return _checked(await _within(self.limits.setup_s, what, setup, waits_for), Opening, what)
 
     async def resume(
         self, environment: AnyEnvironment, prompt: Prompt, session: str, messages: Sequence[Message]
@@ -152,13 +153,15 @@ class Environments:
         """See `ResumableEnvironment.resume`. Raises `SampleFailed` as `setup` does."""
         assert isinstance(environment, ResumableEnvironment)
         resuming = environment.resume(prompt, session, messages)
-        return await _within(self.limits.setup_s, "the environment's resume", resuming)
+        what = "the environment's resume"
+        return _checked(await _within(self.limits.setup_s, what, resuming), Opening, what)
 
     async def step(self, environment: AnyEnvironment, turn: Turn, text: str) -> Step:
         """See `TurnEnvironment.respond`, and `Environment.step`, which receives `text`. Raises `SampleFailed` as
         `setup` does."""
         step = environment.respond(turn) if isinstance(environment, TurnEnvironment) else environment.step(text)
-        return await _within(self.limits.step_s, "a step of the environment", step)
+        what = "a step of the environment"
+        return _checked(await _within(self.limits.step_s, what, step), Step, what)
 
 
 async def tear_down(environment: AnyEnvironment, limit_s: float) -> None:
@@ -196,6 +199,12 @@ async def _within(limit_s: float | None, what: str, work: Awaitable[T], waits_fo
             waiting = waits_for()
             raise _broken(f"{what} took longer than {limit_s:g} s" + (f": {waiting}" if waiting else "")) from error
         raise _broken(f"{what}: {what_happened(error)}") from error
+
+
+def _checked(made: object, kind: type[T], what: str) -> T:
+    if not isinstance(made, kind):
+        raise _broken(f"{what} returned {made!r:.80}; expected {kind.__name__}")
+    return made
 
 
 def _broken(problem: str) -> SampleFailed:
