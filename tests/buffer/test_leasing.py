@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rollq.buffer.calls.replies.leases import PutOutcome
@@ -137,6 +138,19 @@ def test_a_group_fails_with_its_last_error_when_its_tries_are_spent(world: World
         world.buffer.hand_back(world.lease(1), counted=True, error="engine: out of memory")
     assert world.statuses() == {"failed": 1}
     assert world.buffer.inspect("math", 1)["error"] == "engine: out of memory"
+    world.check()
+
+
+@pytest.mark.parametrize("number", [np.float64, np.float32, np.int64, np.bool_])
+def test_a_reward_may_be_a_number_of_numpy(world: World, number: Any) -> None:
+    world.start().admit(2)
+    plain, other = world.lease(2)
+    assert world.put([plain], reward=number(1)) == [PutOutcome.COMPLETED]
+    one, *others = (make_sample(0, reward=number(1)) for _ in other.samples)
+    failed = replace(make_sample(0, status="f"), error="x")
+    assert world.buffer.put([GroupResult(other, (one, *[failed for _ in others]))]) == [PutOutcome.FAILED]
+    group = world.buffer.inspect("math", plain.group_id)
+    assert float(group["reward"]) == 1.0
     world.check()
 
 

@@ -297,9 +297,9 @@ def _reward_args(samples: Sequence[Sample], tokens: Sequence[int], rules: TaskRu
     completed = [(sample, n) for sample, n in zip(samples, tokens, strict=True) if _is_completed(sample)]
     rewarded = [(sample, n) for sample, n in completed if sample.reward is not None]
     return {
-        "reward": sum([sample.reward or 0.0 for sample, _ in rewarded]) / len(rewarded) if rewarded else 0.0,
+        "reward": sum([float(sample.reward or 0.0) for sample, _ in rewarded]) / len(rewarded) if rewarded else 0.0,
         "rewarded": len(rewarded),
-        "passed": sum([(judged_reward(sample) or 0.0) >= rules.pass_reward for sample, _ in rewarded]),
+        "passed": sum([float(judged_reward(sample) or 0.0) >= rules.pass_reward for sample, _ in rewarded]),
         "rewarded_tokens": sum([n for _, n in rewarded]),
     }
 

@@ -36,7 +36,7 @@ class SampleOutcome:
 def encode_outcomes(samples: Sequence[Sample], tokens: Sequence[int]) -> bytes:
     """Encode all samples' outcomes as Redis holds them. `tokens` counts each response's tokens."""
     return encode_columns(
-        [sample.reward for sample in samples],
+        [None if sample.reward is None else float(sample.reward) for sample in samples],
         tokens,
         [sample.finish_reason and sample.finish_reason.value for sample in samples],
         [sample.error for sample in samples],
