@@ -145,6 +145,22 @@ def test_a_tensor_of_another_shape_than_at_the_start_is_refused(buffer: Buffer) 
         publisher.announce(weights_source(state), 1)
 
 
+def test_a_state_dict_with_other_tensors_than_at_the_start_is_refused(buffer: Buffer) -> None:
+    buffer.create_run()
+    publisher = WeightPublisher(buffer, "redis", None, 3)
+    state = gathered(tiny_qwen3())
+    publisher.start(weights_source(state))
+    half = {name: tensor for name, tensor in state.items() if "layers.1." not in name}
+    for other, problem in (
+        (half, r"they lack 'model\.layers\.1\.\S+'\. Pass the model"),
+        ({**state, "extra": torch.ones(1)}, r"they also have 'extra'\. Pass the model"),
+    ):
+        with pytest.raises(WeightsError, match=problem):
+            publisher.announce(weights_source(other), 1)
+    with pytest.raises(WeightsError, match="cannot publish an empty state dict"):
+        weights_source({})
+
+
 @pytest.mark.parametrize("headed", [True, False])
 def test_a_tied_head_may_be_in_a_state_dict_or_in_the_first_folder_alone(
     headed: bool, buffer: Buffer, tmp_path: Path

@@ -15,6 +15,8 @@ from rollq.consumer.weights.sender import Sender
 from rollq.consumer.weights.sources import Folder, Source
 from rollq.consumer.weights.versions import VersionStore
 
+HEAD = "lm_head.weight"
+
 
 def make_sender(buffer: TrainerBuffer, settings: ConsumerSettings) -> Sender | None:
     """Return the sender for transport `nccl` on rank 0, otherwise None. Raises `ConfigError` if NCCL cannot work."""
@@ -117,11 +119,14 @@ class WeightPublisher:
 def _check_shapes(shapes: Shapes, started_from: Shapes) -> None:
     """Raise `WeightsError` if names or shapes of tensors differ from the initial weights'.
 
-    Extra names are permitted on one side: only some files contain a tied head.
+    A head may be on one side only: some files contain a tied head, and others do not.
     """
-    missing, unknown = sorted(started_from.keys() - shapes.keys()), sorted(shapes.keys() - started_from.keys())
-    if missing and unknown:
-        difference = f"they lack {missing[0]!r}, and have {unknown[0]!r} instead"
+    missing = sorted(name for name in started_from.keys() - shapes.keys() if not name.endswith(HEAD))
+    unknown = sorted(name for name in shapes.keys() - started_from.keys() if not name.endswith(HEAD))
+    if missing:
+        difference = f"they lack {missing[0]!r}" + (f", and have {unknown[0]!r} instead" if unknown else "")
+    elif unknown:
+        difference = f"they also have {unknown[0]!r}"
     elif changed := sorted(name for name in shapes.keys() & started_from.keys() if shapes[name] != started_from[name]):
         difference = f"{changed[0]!r} has shape {shapes[changed[0]]}, not {started_from[changed[0]]}"
     else:
