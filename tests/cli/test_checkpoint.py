@@ -230,7 +230,7 @@ def test_a_run_with_payloads_outside_is_saved_only_with_them(
     assert (refused.exit_code, refused.output) == (
         2,
         f"error: run {run_name!r} keeps payloads outside its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as "
-        "for its other roles\n",
+        "for its other roles; a custom trainer passes payloads=PayloadSettings(url=...) to Connection\n",
     )
     assert set(tmp_path.rglob("*")) == before
     other = tmp_path / "other"

@@ -23,6 +23,7 @@ __all__ = [
     "LossSettings",
     "MicroBatch",
     "OtherLogprobs",
+    "PayloadSettings",
     "RecordedRun",
     "TokenSequence",
     "leave_out_absent",
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from rollq.buffer.images.processor import ImageProcessor
     from rollq.buffer.rewards.advantages import AdvantageSettings
     from rollq.buffer.rewards.credit import token_advantages
+    from rollq.buffer.rules.settings import PayloadSettings
     from rollq.consumer.batches.batch import Batch
     from rollq.consumer.batches.image_inputs import ImageInputs
     from rollq.consumer.batches.micro_batch import MicroBatch
@@ -63,6 +65,7 @@ else:
             "rollq.buffer.rewards.advantages": "AdvantageSettings",
             "rollq.buffer.archive.reader": "Archive",
             "rollq.buffer.rewards.credit": "token_advantages",
+            "rollq.buffer.rules.settings": "PayloadSettings",
             "rollq.buffer.images.processor": "ImageProcessor",
             "rollq.consumer.batches.batch": "Batch",
             "rollq.consumer.claims.connection": "Connection",

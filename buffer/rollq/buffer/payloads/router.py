@@ -31,7 +31,7 @@ def out_of_reach(run: str, place: str) -> ConfigError:
         )
     return ConfigError(
         f"run {run!r} keeps payloads outside its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as for its other "
-        "roles"
+        "roles; a custom trainer passes payloads=PayloadSettings(url=...) to Connection"
     )
 
 

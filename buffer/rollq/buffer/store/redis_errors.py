@@ -27,8 +27,8 @@ LOGIN = Trouble(
 )
 RIGHTS = Trouble(
     ServerRefused,
-    "give this user the missing right with `ACL SETUSER`; after an upgrade, make the ACL file again with `rollq runs "
-    "acl`",
+    "use the user of the role that runs this command (docs/guide/security.md); after an upgrade, make the ACL file "
+    "again with `rollq runs acl`",
     passes=False,
 )
 MOVED = Trouble(ServerUnavailable, "the cluster has moved these keys: see `redis-cli cluster slots`")
