@@ -228,7 +228,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         ),
         "starving: nobody produces for 45 s, the last one on box, process 7; all workers are idle; the trainer has "
         "waited 12 s for step 41: task math has 0 of 16 groups\n"
-        "to do: start the producer: `rollq produce`",
+        "to do: start the producer: `rollq produce`; if the last one still runs, its log says what it waits for",
     ),
     "a producer that refuses its rows": (
         run_status(

@@ -210,7 +210,9 @@ def _restarts(run: RunStatus) -> Iterator[str]:
 
 def _missing_roles(run: RunStatus) -> Iterator[str]:
     if unproduced(run):
-        yield "start the producer: `rollq produce`"
+        was_seen = any(task.producers for task in run.tasks)
+        waits = "; if the last one still runs, its log says what it waits for" if was_seen else ""
+        yield f"start the producer: `rollq produce`{waits}"
     if sampled(run) and not run.alive_workers:
         yield "start a worker: `rollq work`"
 
