@@ -18,8 +18,9 @@ PUBLIC = {
     "rollq.consumer": {
         "AdvantageSettings", "Archive", "Batch", "BatchCounts", "BatchStream", "Connection", "Consumer",
         "ConsumerSettings", "ImageInputs", "ImageProcessor", "LossSettings", "MicroBatch", "OtherLogprobs",
-        "RecordedRun", "TokenSequence", "leave_out_absent", "policy_loss", "probe_of", "replay_experts",
-        "sum_gradients", "teacher_logprobs", "teacher_top_logprobs", "to_checkpoint_format", "token_advantages",
+        "PayloadSettings", "RecordedRun", "TokenSequence", "leave_out_absent", "policy_loss", "probe_of",
+        "replay_experts", "sum_gradients", "teacher_logprobs", "teacher_top_logprobs", "to_checkpoint_format",
+        "token_advantages",
     },
     "rollq.consumer.losses": {
         "LossSettings", "PRESETS", "PolicyTerms", "Surrogate", "cispo", "clipped", "distillation", "distillation_top_k",

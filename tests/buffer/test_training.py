@@ -510,5 +510,5 @@ def test_a_checkpoint_covers_a_step_that_was_committed_before_a_task_joined(worl
 def test_a_hold_of_the_run_that_was_evicted_is_not_said_to_be_replaced(world: World) -> None:
     world.start()
     world.buffer.client.delete(world.buffer.keys.trainer)
-    with pytest.raises(StoreLost, match=r":trainer is gone: .* or evicts keys \(maxmemory-policy\)"):
+    with pytest.raises(StoreLost, match=r":trainer is missing: .* or evicts keys \(maxmemory-policy\)"):
         world.buffer.renew_trainer(world.held)

@@ -44,7 +44,7 @@ local function store_lost(key, found)
   end
   return fail(
     'STORE_LOST',
-    '%s is gone: the store was emptied, was restarted without its data, or evicts keys (maxmemory-policy)',
+    '%s is missing: it was never created, or the store was emptied, lost its data, or evicts keys (maxmemory-policy)',
     key
   )
 end
