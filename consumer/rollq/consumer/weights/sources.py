@@ -118,8 +118,6 @@ def weights_source(weights: Weights, probe: Probe | None = None, *, dtype: str |
     if isinstance(weights, Path):
         return Folder(weights, probe)
     if isinstance(weights, Mapping):
-        if not weights:
-            raise WeightsError("cannot publish an empty state dict")
         rounded = _rounded(probe, dtype)
         check_whole(weights)
         return tensor_stream(weights, dtype=dtype, probe=rounded)
