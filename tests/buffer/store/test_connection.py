@@ -209,7 +209,7 @@ def test_a_role_without_admin_rights_connects_when_it_may_look(fresh_server: Emb
         url = fresh_server.url.replace("://", "://worker:pass@")
         with connect(url) as client:
             assert client.get("key") is None
-            with pytest.raises(ServerRefused, match=r"no permissions.* - give this user the missing right"):
+            with pytest.raises(ServerRefused, match=r"no permissions.* - use the user of the role that runs"):
                 patiently(client, lambda: client.set("key", 1))
         admin.execute_command("ACL", "SETUSER", "worker", "-info")
         with pytest.raises(ServerRefused, match="'info' command"):

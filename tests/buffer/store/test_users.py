@@ -516,7 +516,7 @@ def test_a_right_that_is_missing_inside_a_function_is_said_with_the_remedy(users
     admin.execute_command("ACL", "SETUSER", "poor", "on", ">poor", "+@connection", "+info", *calls_of(calls))
     with (
         Buffer.connect(users.server.url.replace("://", "://poor:poor@"), RUN) as buffer,
-        pytest.raises(ServerRefused, match=r"script.* - give this user .* again with `rollq runs acl`"),
+        pytest.raises(ServerRefused, match=r"script.* - use the user of the role .* again with `rollq runs acl`"),
     ):
         buffer.call(
             "register_task", keys.task_keys(RUN, "math").clock, "incarnation", "events", 1, "nonce", 0, 0, "{}", "", ""
