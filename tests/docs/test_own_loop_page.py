@@ -45,7 +45,7 @@ def test_loops_of_plain_pytorch_and_of_accelerate_train_in_two_ranks(roles: Desk
         assert steps(run_script(script, 2)) == [4]
 
 
-@pytest.mark.slow  # tests/consumer/test_streamed_training.py has the same in one process
+@pytest.mark.slow  # tests/consumer/test_streamed_training.py streams without this script
 def test_a_loop_that_trains_while_the_batch_fills_trains_in_two_ranks(roles: Desk) -> None:
     with roles:
         assert steps(roles.run(code_with(PAGE, "2 streamed.py"))) == [1, 2, 3]

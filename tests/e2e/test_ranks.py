@@ -53,7 +53,7 @@ def trainer(folder: Path, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
             process.wait(PATIENCE_S)
 
 
-@pytest.mark.slow  # five starts of two ranks; tests/consumer/test_ranks.py has ranks that save and resume
+@pytest.mark.slow  # three starts of two ranks; tests/consumer/test_ranks.py has ranks that save and resume
 def test_a_signal_leaves_a_checkpoint_a_dead_rank_ends_all_and_torchrun_continues(folder: Path) -> None:
     launcher = ("-m", "rollq.cli.main", "train", "--ranks", "2")
     with trainer(folder, *launcher) as process:

@@ -160,7 +160,7 @@ class MuteMeeting(GlooRendezvous):
         return self.groups[-1]
 
 
-@pytest.mark.slow  # two engines; tests/workers has rounds that fail without one
+@pytest.mark.slow  # two engines; tests/consumer/weights/test_sender.py has workers that die in a round
 def test_an_engine_that_hangs_in_a_round_is_started_again_and_takes_part_in_the_next_attempt(
     models: list[Path], trainer: Trainer
 ) -> None:

@@ -100,7 +100,7 @@ def vllm_processes(worker: int) -> list[psutil.Process]:
     return [child for child in psutil.Process(worker).children(recursive=True) if is_marked(child)]
 
 
-@pytest.mark.slow  # processes that die in a swap are also killed in test_engine.py and test_servers.py
+@pytest.mark.slow  # whole runs; test_engine.py and test_servers.py kill processes outside of swaps
 @pytest.mark.parametrize("swap", KILLS)
 def test_a_process_that_is_killed_in_a_swap_costs_no_group(
     swap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

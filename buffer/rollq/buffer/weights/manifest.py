@@ -24,6 +24,8 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
+LM_HEAD = "lm_head.weight"
+"""The name of the head, which weights files may omit if the head is tied to the embedding."""
 EDGE_BYTES = 1 << 20
 MAX_HEADER_BYTES = 100 << 20
 """The safetensors library's limit."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.roles import TrainerBuffer
+from rollq.buffer.weights.manifest import LM_HEAD
 from rollq.buffer.weights.store import StoredWeights, keep_weights
 from rollq.consumer.settings import MAX_FILE_BYTES, ConsumerSettings, Transport
 from rollq.consumer.weights.checkpoint_format import Shapes
@@ -14,8 +15,6 @@ from rollq.consumer.weights.places import make_place
 from rollq.consumer.weights.sender import Sender
 from rollq.consumer.weights.sources import Folder, Source
 from rollq.consumer.weights.versions import VersionStore
-
-HEAD = "lm_head.weight"
 
 
 def make_sender(buffer: TrainerBuffer, settings: ConsumerSettings) -> Sender | None:
@@ -121,8 +120,8 @@ def _check_shapes(shapes: Shapes, started_from: Shapes) -> None:
 
     A head may be on one side only: some files contain a tied head, and others do not.
     """
-    missing = sorted(name for name in started_from.keys() - shapes.keys() if not name.endswith(HEAD))
-    unknown = sorted(name for name in shapes.keys() - started_from.keys() if not name.endswith(HEAD))
+    missing = sorted(name for name in started_from.keys() - shapes.keys() if not name.endswith(LM_HEAD))
+    unknown = sorted(name for name in shapes.keys() - started_from.keys() if not name.endswith(LM_HEAD))
     if missing:
         difference = f"they lack {missing[0]!r}" + (f", and have {unknown[0]!r} instead" if unknown else "")
     elif unknown:

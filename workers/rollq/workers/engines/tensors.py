@@ -8,11 +8,9 @@ import orjson
 from safetensors import SafetensorError, safe_open
 
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.weights.manifest import ADAPTER_CONFIG, Tensor, weight_files
+from rollq.buffer.weights.manifest import ADAPTER_CONFIG, LM_HEAD, Tensor, weight_files
 from rollq.workers.tokenizers.hugging_face import CONFIG_FILE
 
-LM_HEAD = "lm_head.weight"
-"""The name of the head, which weights files may omit if the head is tied to the embedding."""
 EMBEDDING = "embed_tokens.weight"
 """The end of the embedding's name. A tied embedding also serves as the head."""
 Tensors = Mapping[str, Tensor]

@@ -5,18 +5,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-
 from rollq.buffer.common import exact_json
 from rollq.buffer.values.failures import FailureKind
+from rollq.buffer.wire.validation import MOST_REWARD
 from rollq.workers.gateway.calls import CallRefused
 from rollq.workers.user_code.errors import shown
 
 MOST_EXTRA_BYTES: Final = 16_000
 LEVELS_AROUND: Final = 16
 """How many JSON levels a sample's frame may add around an `extra`."""
-MOST: Final = float(np.finfo(np.float32).max)
-"""The largest reward: token rewards are float32."""
 KINDS: Final = tuple(kind.value for kind in FailureKind)
 
 
@@ -91,4 +88,4 @@ def _extra(given: Any) -> Mapping[str, Any]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST_REWARD
