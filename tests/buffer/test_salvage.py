@@ -82,7 +82,7 @@ def test_the_next_attempt_has_the_tokens_that_were_salvaged(salvaging: World) ->
     same(again.samples[0], a_sample(250))
     same(again.samples[1], short)
     assert [sample.status for sample in again.samples] == [SampleStatus.ABORTED, SampleStatus.COMPLETED]
-    assert (again.suspect, again.tries, again.parts, again.samples[1].reward) == (True, 2, 3, 1.0)
+    assert (again.suspect, again.tries, again.parts, again.samples[1].reward) == (True, 1, 3, 1.0)
 
     assert salvaging.buffer.salvage([part(again, 3, a_sample(280), 250)]) == [KEPT]
     third = die(salvaging, again)

@@ -67,7 +67,7 @@ def test_trained_steps_without_a_checkpoint_are_not_forgotten(fresh_server: Embe
         world.train(1, math=2, code=2)
         found = finish()
         assert found.exit_code == 1
-        assert "trained groups are not archived yet, 2 of task 'math', because no checkpoint" in found.output
+        assert "trained groups are not archived yet (2 of task 'math'), because no checkpoint" in found.output
         assert "2 groups are not in the archive yet" in delete().output
         buffer.checkpoint(world.held, 1)
         assert "2 groups are not in the archive yet" in delete().output

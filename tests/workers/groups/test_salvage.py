@@ -100,7 +100,7 @@ def test_killed_workers_lose_at_most_256_tokens_of_a_sample(workers: Workers) ->
         assert segment.versions == (*spans, VersionSpan(1, 2, LENGTH - kept))
     assert world.buffer.counts("math").progress["tokens"] == 2 * LENGTH
     group = world.buffer.inspect("math", 1)
-    assert (group["tries"], group.get("interruptions", "0"), group["deaths"]) == ("3", "0", "0")
+    assert (group["tries"], group.get("interruptions", "0"), group["deaths"]) == ("1", "0", "0")
 
 
 def test_a_killed_agent_loses_at_most_one_turn(buffer: Buffer, server_url: str, tmp_path: Path) -> None:
