@@ -1,7 +1,6 @@
 """The situations in which each role is killed at every one of its Redis calls."""
 
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -29,8 +28,6 @@ LONG_STALENESS = 20
 PRODUCER_TICKS = 3
 HOLDER, BORROWER = "holder", "borrower"
 LENT = replace(LENDING, group_size=8, samples_in_flight=4, lengths=(1000,), tokens_per_s=700.0, lease_s=2.0)
-LONGEST_S = 20.0
-"""How long two workers may take to start, and to make one group, on a slow machine."""
 
 
 def _stand_ins(stage: Stage) -> StandIns:
@@ -213,14 +210,17 @@ class Lending:
             stand_ins.buffer.enqueue_missing_tickets(_queue(stage), 1, 1)
 
     def start(self, stage: Stage, url: str) -> list[Role]:
-        """Only the holder leases groups."""
+        """Only the holder leases groups. It starts when the other one can borrow."""
         urls = {role: url if role == self._role else stage.url for role in (HOLDER, BORROWER)}
         roles = {
             HOLDER: Role(HOLDER, processes.work, stage.folder, urls[HOLDER], HOLDER),
             BORROWER: Role(BORROWER, processes.work_for_others, stage.folder, urls[BORROWER], BORROWER),
         }
-        for role in roles.values():
-            role.start()
+        roles[BORROWER].start()
+        stand_ins = _stand_ins(stage)
+        with closing(stand_ins.buffer):
+            wait_until(lambda: bool(stand_ins.buffer.workers()))
+        roles[HOLDER].start()
         fused = roles.pop(self._role)
         self._others = list(roles.values())
         return [fused]
@@ -238,16 +238,16 @@ class Lending:
             if self._role == HOLDER:
                 self._others += _start_work(stage, stage.url)
             set_clock(stand_ins.buffer, "math", reaped_ms=stand_ins.buffer.server_ms(), hold_until_ms=0)
-            deadline_s = time.monotonic() + LENT.lease_s + LONGEST_S
-            while stand_ins.count(Status.COMPLETED) == 0 and time.monotonic() < deadline_s:
+
+            def completed() -> bool:
                 stand_ins.sweep()
                 _top_up(stand_ins, _queue(stage))
-                time.sleep(0.05)
+                return stand_ins.count(Status.COMPLETED) == 1
+
+            wait_until(completed, otherwise=lambda: stand_ins.buffer.counts("math"))
             for role in self._others:
                 role.send(signal.SIGKILL)
                 role.wait(PATIENCE_S)
-            if stand_ins.count(Status.COMPLETED) == 0:
-                return [f"the group is not completed {LENT.lease_s + LONGEST_S:g} s after the crash"]
             return list(_wrong_samples(stand_ins))
 
 
