@@ -29,6 +29,7 @@ from rollq.buffer.store.run_store import RunStore
 from rollq.buffer.store.servers import Cluster
 from support.any_server import AnyServer
 from support.demo_folder import prepare_once
+from support.forks import start_forks
 from support.processor_budget import ProcessorBudget
 
 if TYPE_CHECKING:
@@ -190,6 +191,12 @@ def tls_binary(request: pytest.FixtureRequest) -> Path:
     if found is None:
         pytest.skip("no valkey-server on the PATH; the embedded one has no TLS")
     return Path(found)
+
+
+@pytest.fixture(scope="session")
+def forks() -> None:
+    """Start the process that `fork` copies, which takes seconds, before the run of a test has begun."""
+    start_forks()
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,8 @@ from support.dashboard import HOSTILE, REPORT, TOKEN, fill, put, remember, servi
 from support.trained_run import MISMATCH, archive_many, train_annotated
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 MANY = 10_000
 
 

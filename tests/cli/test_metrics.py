@@ -17,6 +17,8 @@ from support.buffer_run import World
 from support.dashboard import serving
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 ACCEPT = "application/openmetrics-text;version=1.0.0"
 
 

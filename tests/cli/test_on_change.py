@@ -4,6 +4,7 @@ import json
 import urllib.request
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from rollq.buffer.buffer import Buffer
@@ -11,6 +12,8 @@ from rollq.cli.main import main
 from support.buffer_run import World
 from support.dashboard import serving
 from support.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("forks")
 
 
 def settings(buffer: Buffer, url: str, folder: Path, *command: str) -> str:

@@ -14,6 +14,8 @@ from support.dashboard import TOKEN, serving
 from support.strangers import EVENTS, FEW_FILES, HALF_HEADERS, IDLE, connect, is_open, strangers
 from support.waiting import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 COUNT = 4 * FEW_FILES
 SHARE = FEW_FILES // 8
 """Connections of one address."""

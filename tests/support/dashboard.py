@@ -2,11 +2,11 @@
 
 import os
 import re
-import signal
-import subprocess
-import sys
+import resource
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 
@@ -23,9 +23,10 @@ from rollq.buffer.values.rollouts import (
     Status,
     VersionSpan,
 )
+from rollq.cli.main import main
 from support.buffer_run import World
-from support.strangers import with_few_files
-from support.waiting import PATIENCE_S
+from support.forks import fork
+from support.waiting import PATIENCE_S, wait_until
 
 TOKEN = "a-token-of-twenty-one"
 HOSTILE = '<img src=x onerror="window.hacked = 1"><script>window.hacked = 1</script> \u202e\'"</td>'
@@ -40,26 +41,36 @@ LEASED = 200
 
 @contextmanager
 def serving(*arguments: str, token: str = "", name: str = "dashboard", files: int | None = None) -> Iterator[str]:
-    """`rollq dashboard`, or another command that serves pages, at a free port; it must end cleanly by SIGTERM, and log
-    less than a pipe takes. `files` is the number of files that it may open."""
-    command = [sys.executable, "-m", "rollq.cli.main", name, *arguments, "--port", "0"]
-    if files is not None:
-        command = with_few_files(command, files)
-    environment = {**os.environ, "ROLLQ_DASHBOARD_TOKEN": token}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    """`rollq dashboard`, or another command that serves pages, at a free port; it must end cleanly by SIGTERM. `files`
+    is the number of files that it may open."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        process = fork(Path.cwd(), log, _serve, (name, *arguments, "--port", "0"), token, files)
+
+        def served() -> re.Match[str] | None:
+            return re.search(r"serving at (http://127\.0\.0\.1:\d+)\n", log.read_text() if log.exists() else "")
+
         try:
-            assert process.stderr is not None
-            line = process.stderr.readline()
-            found = re.search(r"serving at (http://127\.0\.0\.1:\d+)", line)
-            assert found, line + process.stderr.read()
+            wait_until(lambda: served() is not None or not process.is_alive())
+            found = served()
+            assert found, log.read_text()
             yield found[1]
-            process.send_signal(signal.SIGTERM)
-            _, rest = process.communicate(timeout=PATIENCE_S)
-            assert process.returncode == 0, rest
-            assert "Traceback" not in rest, rest
-            assert "ERROR" not in rest
+            process.terminate()
+            process.join(PATIENCE_S)
+            text = log.read_text()
+            assert process.exitcode == 0, text
+            assert "Traceback" not in text, text
+            assert "ERROR" not in text
         finally:
             process.kill()
+            process.join()
+
+
+def _serve(words: tuple[str, ...], token: str, files: int | None) -> None:
+    os.environ["ROLLQ_DASHBOARD_TOKEN"] = token
+    if files is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    main(words)
 
 
 def written(

@@ -41,6 +41,13 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(ROLES + MODELS)
 
 
+def start_forks() -> None:
+    """Wait until the process is there of which all others are forks."""
+    process = FORKS.Process(target=os.getpid)
+    process.start()
+    process.join()
+
+
 def fork(folder: Path, log: Path, work: Callable[..., object], *given: Any) -> BaseProcess:
     """Call `work(*given)`, a function of a module, in a process in `folder`, with our environment and `log`."""
     process = FORKS.Process(target=_work, args=(folder, log, dict(os.environ), work, given))

@@ -21,6 +21,8 @@ from support.dashboard import HOSTILE, REPORT, TOKEN, fill, put, remember, servi
 from support.trained_run import MISMATCH, archive_many, train_annotated
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 MANY = 10_000
 MOST_DRAWN, MOST_TOKENS = 110, 4000
 """Rows of a table, and tokens of a sample, that are elements of the page at a time."""

@@ -15,6 +15,8 @@ from support.browsed_pages import Watched, opened, visited
 from support.buffer_run import World
 from support.dashboard import serving
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 STEPS = 60
 
 

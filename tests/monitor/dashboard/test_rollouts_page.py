@@ -19,6 +19,8 @@ from support.buffer_run import World
 from support.dashboard import fill, serving, written
 from support.learned_runs import answer
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 STEPS, CHECKPOINT, SEARCHED = 5, 4, 3
 """Steps of the run, the last one that a checkpoint has dropped, and the one that is searched."""
 LONGEST = 47

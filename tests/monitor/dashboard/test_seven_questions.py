@@ -16,6 +16,8 @@ from support.browsed_pages import Clicks, Watched, visited
 from support.dashboard import serving
 from support.learned_runs import CHANGED, LONG, SEARCHED, kept_alive, learn, write_settings
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 STEPS = 45
 
 

@@ -15,6 +15,8 @@ from support.buffer_run import World
 from support.dashboard import serving
 from support.prometheus import RULES, watching
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 RULE: Mapping[str, Mapping[str, Any]] = {
     rule["alert"]: rule for rule in yaml.safe_load(RULES.read_text("utf-8"))["groups"][0]["rules"]
 }
