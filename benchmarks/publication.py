@@ -72,8 +72,8 @@ def main() -> None:
 
     from rollq.consumer.settings import MAX_FILE_BYTES
     from rollq.consumer.trainer.sharding import shard
+    from rollq.consumer.weights.checkpoint_format import model_stream
     from rollq.consumer.weights.model_folders import write_model
-    from rollq.consumer.weights.sources import model_stream
 
     way, layers, folder, rank = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)

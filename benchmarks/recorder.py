@@ -29,8 +29,8 @@ from rollq.consumer.claims.connection import Connection
 from rollq.consumer.settings import MAX_FILE_BYTES, TrainerSettings
 from rollq.consumer.trainer.observers import Observer, Update
 from rollq.consumer.trainer.trainer import train
+from rollq.consumer.weights.checkpoint_format import model_stream
 from rollq.consumer.weights.model_folders import write_model
-from rollq.consumer.weights.sources import model_stream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -33,9 +33,10 @@ from rollq.buffer.values.rollouts import Status
 from rollq.buffer.weights.loading import load_weights
 from rollq.consumer import Batch, Consumer, ConsumerSettings
 from rollq.consumer.claims import claimer
+from rollq.consumer.weights.checkpoint_format import state_dict_stream
 from rollq.consumer.weights.model_folders import write_model
 from rollq.consumer.weights.publisher import WeightPublisher
-from rollq.consumer.weights.sources import tensor_stream, weights_source
+from rollq.consumer.weights.sources import weights_source
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
 from support.waiting import PATIENCE_S, wait_until
@@ -697,7 +698,7 @@ def test_weights_that_cannot_be_read_are_named(server_url: str, worker: HandWork
 def test_tied_embeddings_are_written_once_and_load_again(tmp_path: Path, model_folder: Path) -> None:
     model = tiny_qwen3(tied=True)
     model.save_pretrained(tmp_path / "saved")
-    write_model(tmp_path, tensor_stream(model.state_dict()), max_file_bytes=1 << 30, config_from=tmp_path / "saved")
+    write_model(tmp_path, state_dict_stream(model.state_dict()), max_file_bytes=1 << 30, config_from=tmp_path / "saved")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert loaded.state_dict().keys() == model.state_dict().keys()
     for name, tensor in model.state_dict().items():

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from rollq.buffer.errors import WeightsError
 from rollq.consumer.trainer.checkpoints import save_checkpoint
 from rollq.consumer.weights import safetensors
-from rollq.consumer.weights.checkpoint_format import Part
-from rollq.consumer.weights.sources import gathering, model_stream
+from rollq.consumer.weights.checkpoint_format import Part, model_stream
+from rollq.consumer.weights.sources import gathering
 from support.tiny_qwen3 import tiny_qwen3
 
 

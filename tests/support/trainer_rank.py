@@ -23,7 +23,7 @@ from rollq.consumer.settings import ConsumerSettings, TrainerSettings
 from rollq.consumer.trainer import checkpoints, taking, trainer
 from rollq.consumer.trainer.learner import Learner
 from rollq.consumer.trainer.metrics_files import METRICS_FILE
-from rollq.consumer.weights import sources
+from rollq.consumer.weights import checkpoint_format
 from support.forked_ranks import start_ranks
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
@@ -37,7 +37,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "commit": (Consumer, "commit"),
     "save": (trainer, "save_checkpoint"),
     "stream": (checkpoints, "model_stream"),
-    "gather": (sources, "gather"),  # of each tensor that is written
+    "gather": (checkpoint_format, "gather"),  # of each tensor that is written
     "checkpoint": (Consumer, "checkpoint"),
 }
 """Name -> the function that every rank calls then."""

@@ -41,9 +41,8 @@ from rollq.consumer.claims.trainer_lease import TrainerLease
 from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.production import take_production
 from rollq.consumer.settings import ConsumerSettings
-from rollq.consumer.weights.checkpoint_format import Weights
 from rollq.consumer.weights.publisher import WeightPublisher, make_publisher
-from rollq.consumer.weights.sources import gathering
+from rollq.consumer.weights.sources import Weights, gathering
 
 if TYPE_CHECKING:
     from rollq.consumer.batches.micro_batch import MicroBatch

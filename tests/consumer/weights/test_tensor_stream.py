@@ -18,12 +18,21 @@ from rollq.buffer.weights.loading import load_weights
 from rollq.buffer.weights.manifest import INDEX_FILE, weight_files
 from rollq.buffer.weights.store import StoredWeights
 from rollq.consumer.settings import Transport
-from rollq.consumer.weights.checkpoint_format import divide_model, shapes_of, to_checkpoint_format, untied
+from rollq.consumer.weights.checkpoint_format import (
+    divide_model,
+    gather,
+    model_stream,
+    shapes_of,
+    state_dict_stream,
+    to_checkpoint_format,
+    untied,
+)
 from rollq.consumer.weights.model_folders import UnfinishedModels, write_model
 from rollq.consumer.weights.places import make_place
 from rollq.consumer.weights.publisher import WeightPublisher
 from rollq.consumer.weights.safetensors import write_tensors
-from rollq.consumer.weights.sources import TensorStream, gather, model_stream, tensor_stream, weights_source
+from rollq.consumer.weights.sources import weights_source
+from rollq.consumer.weights.tensor_stream import TensorStream
 from rollq.workers.engines.transformers.weights import copy_weights, read_weights
 from support.tiny_qwen3 import tiny_qwen3
 from support.untrained_models import FAMILIES, make_model
@@ -46,7 +55,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_file_has_the_bytes_that_the_library_writes(dtype: torch.dtype, tmp_path: Path) -> None:
     state = make_model("llama", dtype).state_dict()
-    write_model(tmp_path, tensor_stream(state), max_file_bytes=1 << 30)
+    write_model(tmp_path, state_dict_stream(state), max_file_bytes=1 << 30)
     (path,) = tmp_path.iterdir()
     assert path.read_bytes() == save(state, {"format": "pt"})
 
@@ -102,7 +111,7 @@ def test_only_floats_of_16_bits_and_more_are_rounded(tmp_path: Path) -> None:
         "fp8": torch.randn(3).to(torch.float8_e4m3fn),
         "count": torch.arange(3),
     }
-    write_model(tmp_path, tensor_stream(state, dtype="bfloat16"), max_file_bytes=1 << 30)
+    write_model(tmp_path, state_dict_stream(state, dtype="bfloat16"), max_file_bytes=1 << 30)
     found = read_all(tmp_path)
     assert found["double"].equal(state["double"].to(torch.bfloat16))
     assert found["half"].equal(state["half"].to(torch.bfloat16))
@@ -118,7 +127,7 @@ def test_a_value_that_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
         write_model(tmp_path, model_stream(model, dtype="float16"), max_file_bytes=1 << 30)
     write_model(tmp_path, model_stream(model, dtype="bfloat16"), max_file_bytes=1 << 30)
     half = {"w": torch.tensor([torch.inf], dtype=torch.float16)}
-    assert dict(tensor_stream(half, dtype="float16"))["w"].equal(half["w"]), "it is not rounded"
+    assert dict(state_dict_stream(half, dtype="float16"))["w"].equal(half["w"]), "it is not rounded"
 
 
 @every_family
@@ -266,7 +275,7 @@ def test_what_a_killed_trainer_left_in_tmpdir_is_removed_at_the_next_start(
     def unfinished() -> UnfinishedModels:
         return UnfinishedModels(buffer, make_place(buffer, transport, "s3://bucket/prefix", 3, None).scratch, 4)
 
-    killed = unfinished().written(tensor_stream({"w": torch.zeros(1)}))
+    killed = unfinished().written(state_dict_stream({"w": torch.zeros(1)}))
     left = killed.__enter__()
     assert left.parent == tmp_path
     other = left.with_name(left.name.replace(buffer.incarnation, "0" * 32))

@@ -21,9 +21,10 @@ from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.consumer.settings import KEPT_CHECKPOINTS, MAX_FILE_BYTES
 from rollq.consumer.trainer.lora import adapter_stream, has_adapter, write_adapter
 from rollq.consumer.trainer.sharding import like, reshard
+from rollq.consumer.weights.checkpoint_format import model_stream, state_dict_stream
 from rollq.consumer.weights.model_folders import copy_config, write_model
 from rollq.consumer.weights.safetensors import write_tensors
-from rollq.consumer.weights.sources import TensorStream, model_stream, tensor_stream
+from rollq.consumer.weights.tensor_stream import TensorStream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,7 +82,7 @@ def save_checkpoint(
     """
     made = Checkpoint(step, _folders(output) / step_name(step), lineage, initial)
     reshard(model)  # a publication's probe leaves some parameters gathered, and the optimizer cannot use them
-    moments = tensor_stream(dict(_optimizer_tensors(model, optimizer)) if with_optimizer else {})
+    moments = state_dict_stream(dict(_optimizer_tensors(model, optimizer)) if with_optimizer else {})
     with moments, _weights_of(model) as weights:  # on exit, all ranks gather the rest of the weights first
         if rank != 0:
             return made

@@ -32,7 +32,7 @@ from rollq.consumer.trainer.learning_rate import learning_rate
 from rollq.consumer.trainer.lora import add_adapter, load_adapter, save_adapter, without_adapter
 from rollq.consumer.trainer.ranks import Ranks
 from rollq.consumer.trainer.sharding import decoder_layers, reshard, shard, whole_number
-from rollq.consumer.weights.checkpoint_format import Weights
+from rollq.consumer.weights.sources import Weights
 
 OldLogprobs = Sequence[torch.Tensor]
 """For each micro-batch of a batch, the old logprobs of its loss tokens, float32 [n], in nats."""

@@ -17,8 +17,9 @@ from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.weights.manifest import ADAPTER_CONFIG, ADAPTER_FILE
 from rollq.consumer.settings import LoraSettings
 from rollq.consumer.trainer.sharding import like
+from rollq.consumer.weights.checkpoint_format import state_dict_stream
 from rollq.consumer.weights.safetensors import write_tensors
-from rollq.consumer.weights.sources import TensorStream, tensor_stream
+from rollq.consumer.weights.tensor_stream import TensorStream
 
 _NAME = ".default."
 """The adapter's name, which PEFT inserts into the names of tensors in memory, but not in files."""
@@ -86,7 +87,7 @@ def write_adapter(folder: Path, model: Any, stream: TensorStream) -> None:
 
 def adapter_stream(model: Any, *, dtype: str = "float32") -> TensorStream:
     """The adapter's tensors, possibly sharded, by their names in files and rounded to `dtype`."""
-    return tensor_stream(_adapter(model), dtype=dtype)
+    return state_dict_stream(_adapter(model), dtype=dtype)
 
 
 def load_adapter(folder: Path, model: Any) -> None:

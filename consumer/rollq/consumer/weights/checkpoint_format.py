@@ -5,18 +5,45 @@ files, are one tensor in memory. Engines expect the form of files, so models are
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from rollq.buffer.errors import WeightsError
+from rollq.buffer.weights.probe import Probe
+from rollq.consumer.weights.tensor_stream import TensorStream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Weights: TypeAlias = "Path | Mapping[str, Any] | PreTrainedModel"
-"""A folder, a state dict (name -> torch tensor), or a transformers model."""
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+
+
+def state_dict_stream(
+    tensors: Mapping[str, Any], *, dtype: str | None = None, probe: Probe | None = None
+) -> TensorStream:
+    """A state dict's tensors, possibly sharded, rounded to `dtype` if it is set. Tensors that share memory appear
+    once."""
+    once = {name: tensor.detach() for name, tensor in shared_once(tensors).items()}
+    described = {name: on_meta(tensor, dtype) for name, tensor in once.items()}
+    gathered = gather(once, described, once)
+    return TensorStream(described, _received(gathered, once), gathered, probe)
+
+
+def model_stream(model: Any, *, dtype: str | None = None, probe: Probe | None = None) -> TensorStream:
+    """A model's tensors, possibly sharded, named and divided as by `save_pretrained`.
+
+    With `dtype`, floating-point numbers are rounded to it, except in tensors that transformers keeps in float32.
+    """
+    tensors, rounded, parts = model_parts(model, dtype)
+    gathered = gather(tensors, rounded, [name for part in parts for name in part.sources])
+
+    def converted() -> Iterator[tuple[str, Any]]:
+        for part in parts:
+            yield from part.convert(dict(_received(islice(gathered, len(part.sources)), tensors))).items()
+
+    described = {name: tensor for part in parts for name, tensor in part.described.items()}
+    return TensorStream(described, converted(), gathered, probe)
 
 
 def to_checkpoint_format(model: "PreTrainedModel", state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,6 +197,38 @@ def _converted(model: "PreTrainedModel", tensors: Mapping[str, Any]) -> dict[str
 
     converted: dict[str, Any] = revert_weight_conversion(model, dict(tensors))
     return converted
+
+
+def gather(tensors: Mapping[str, Any], described: Mapping[str, Any], names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Yield each named tensor whole. All ranks iterate to the end.
+
+    Tensors are rounded to the `described` dtypes before they travel between ranks.
+    """
+    for name in names:
+        yield (
+            name,
+            _whole(tensors[name].detach().to(described[name].dtype)),
+        )  # without a variable that keeps it in this frame
+
+
+def _whole(tensor: Any) -> Any:
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def _received(gathered: Iterable[tuple[str, Any]], tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The gathered tensors of `tensors`, on rank 0. Tensors that were sharded are on the CPU."""
+    return ((name, _arrived(name, whole, tensors[name])) for name, whole in gathered)
+
+
+def _arrived(name: str, whole: Any, tensor: Any) -> Any:
+    """A gathered tensor for rank 0. Raises `WeightsError` if rounding to float16 has made it infinite."""
+    import torch
+
+    if whole.dtype == torch.float16 != tensor.dtype and whole.isinf().any():
+        raise WeightsError(
+            f'tensor {name!r} has values beyond 65504, the largest float16 value: set publish_dtype to "bfloat16"'
+        )
+    return whole.cpu() if is_sharded(tensor) else whole
 
 
 def shapes_of(tensors: Mapping[str, Any]) -> Shapes:

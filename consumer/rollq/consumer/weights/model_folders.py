@@ -16,7 +16,7 @@ import orjson
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.weights.manifest import INDEX_FILE, WEIGHTS_FILE
 from rollq.consumer.weights.safetensors import write_files, write_tensors
-from rollq.consumer.weights.sources import TensorStream
+from rollq.consumer.weights.tensor_stream import TensorStream
 
 PREFIX = "weights-"
 """The prefix of weights' names."""

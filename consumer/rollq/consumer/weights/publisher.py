@@ -8,7 +8,7 @@ from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.weights.manifest import LM_HEAD
 from rollq.buffer.weights.store import StoredWeights, keep_weights
 from rollq.consumer.settings import MAX_FILE_BYTES, ConsumerSettings, Transport
-from rollq.consumer.weights.checkpoint_format import Shapes
+from rollq.consumer.weights.checkpoint_format import Shapes, shapes_of
 from rollq.consumer.weights.model_folders import UnfinishedModels
 from rollq.consumer.weights.nccl import NcclRendezvous
 from rollq.consumer.weights.places import make_place
@@ -61,7 +61,7 @@ class WeightPublisher:
         No other trainer must hold the run.
         """
         self._unfinished.clear()
-        self._started_from = source.shapes
+        self._started_from = None if source.described is None else shapes_of(source.described)
         return self.put(source)
 
     def announce(self, source: Source, version: int) -> StoredWeights:
@@ -74,7 +74,7 @@ class WeightPublisher:
                 self._sender.forget()
             return self.put(source)
         if self._started_from is not None:
-            _check_shapes(source.shapes, self._started_from)
+            _check_shapes(shapes_of(source.described), self._started_from)
         if self._sender is not None:
             return self._sender.announce(dict(source), version, source.probe)
         return self.put(source)

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from rollq.consumer.weights.sources import TensorStream
+from rollq.consumer.weights.tensor_stream import TensorStream
 
 
 def write_tensors(path: Path, stream: TensorStream) -> None:

@@ -1,37 +1,31 @@
 """Weights to publish or to save, with their probe. Only this module inspects the user's weights.
 
-Later stages take a `Folder`, whose files are stored unchanged, or a `TensorStream`, whose tensors are written whole,
-one after another, under their names in files.
-
-Invariant: each rank of a sharded model holds its shards, and the parts of one file tensor at a time. All ranks gather
-the same tensors in the same order, even if rank 0 fails to convert or write them.
+Later stages take a `Folder`, whose files are stored unchanged, or a `TensorStream`, whose tensors are written.
 """
 
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.weights.manifest import Verify, describe_folder
+from rollq.buffer.weights.manifest import Tensor, Verify, describe_folder
 from rollq.buffer.weights.probe import Probe, probe_prompts, tolerance_of
 from rollq.consumer.weights.checkpoint_format import (
-    Shapes,
-    Weights,
     check_whole,
     is_sharded,
-    model_parts,
-    on_meta,
-    shapes_of,
-    shared_once,
+    model_stream,
+    state_dict_stream,
 )
+from rollq.consumer.weights.tensor_stream import TensorStream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+Weights: TypeAlias = "Path | Mapping[str, Any] | PreTrainedModel"
+"""A folder, a state dict (name -> torch tensor), or a transformers model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,93 +36,36 @@ class Folder:
     probe: Probe | None = None
 
     @property
-    def shapes(self) -> Shapes | None:
+    def described(self) -> Mapping[str, Tensor] | None:
         """The shapes of a model's tensors, by name; None for an adapter. Raises `WeightsError` for unreadable files."""
         manifest = describe_folder(self.path, Verify.SIZES)
-        return shapes_of(manifest.tensors) if manifest.kind == "full" else None
-
-
-class TensorStream:
-    """Named tensors to write. Only one exists at a time.
-
-    `described` has the names, dtypes and shapes of all tensors, on torch's meta device. `size_bytes` is their total
-    size. `tensors` are made from `gathered`, an iterator over the tensors that all ranks gather. `probe` is the
-    weights' probe, if any. Iterate once, on rank 0. If ranks wait for each other, all of them use the stream as a
-    context manager: at its end, the remaining tensors are gathered, even after an error, which is then raised.
-    """
-
-    def __init__(
-        self,
-        described: Mapping[str, Any],
-        tensors: Iterator[tuple[str, Any]],
-        gathered: Iterable[Any] = (),
-        probe: Probe | None = None,
-    ) -> None:
-        self.described = described
-        self.shapes = shapes_of(described)
-        self.size_bytes = sum(tensor.nbytes for tensor in described.values())
-        self.probe = probe
-        self._tensors = tensors
-        self._gathered = gathered
-
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """Yield each name and its whole tensor.
-
-        Raises `WeightsError` for a tensor that differs from its description, is missing, or is repeated.
-        """
-        awaited = set(self.described)
-        for name, tensor in self._tensors:
-            if name not in awaited:
-                problem = "came twice" if name in self.described else "was not announced"
-                raise WeightsError(f"tensor {name!r} {problem}")
-            came, expected = ((each.dtype, tuple(each.shape)) for each in (tensor, self.described[name]))
-            if came != expected:
-                raise WeightsError(
-                    f"tensor {name!r} has dtype {came[0]} and shape {came[1]}: {expected[0]} and {expected[1]} were "
-                    "announced"
-                )
-            awaited.remove(name)
-            yield name, tensor
-            del tensor  # before the next one is gathered
-        if awaited:
-            raise WeightsError(f"tensor {min(awaited)!r} was announced by transformers, but is missing")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with suppress(Exception) if kind else nullcontext():  # the first error is the cause
-            self.take_part()
-
-    def take_part(self) -> None:
-        """Gather the remaining tensors for the ranks that wait for this rank."""
-        deque(self._gathered, maxlen=0)  # the variable of a loop would keep a tensor during the next gather
+        return manifest.tensors if manifest.kind == "full" else None
 
 
 Source: TypeAlias = Folder | TensorStream
 
 
 def weights_source(weights: Weights, probe: Probe | None = None, *, dtype: str | None = None) -> Source:
-    """The source of weights, with their probe; a model's probe is computed.
+    """The source of weights, with their probe. A model's probe is computed if none is given.
 
     With `dtype`, floating-point numbers of models and state dicts are rounded to it, and the probe allows for that; a
-    folder stays unchanged. All ranks of a sharded model call it. Raises `WeightsError` for an object that is not
+    folder stays unchanged. All ranks of a sharded model must call this. Raises `WeightsError` for an object that is not
     weights, and for sharded tensors outside a sharded model.
     """
     if isinstance(weights, Path):
         return Folder(weights, probe)
+    rounded = _rounded(probe, dtype)
+    if _is_model(weights):
+        if not _is_shared_out(weights):
+            check_whole(weights.state_dict())  # before the probe's forward pass, which would wait for other ranks
+        return model_stream(weights, dtype=dtype, probe=rounded or _rounded(probe_of(weights), dtype))
     if isinstance(weights, Mapping):
-        rounded = _rounded(probe, dtype)
         check_whole(weights)
-        return tensor_stream(weights, dtype=dtype, probe=rounded)
-    if not _is_model(weights):
-        raise WeightsError(
-            f"cannot publish a {type(weights).__name__}: publish a transformers.PreTrainedModel (the one inside, if it "
-            "is wrapped), a state dict, or the Path of a folder"
-        )
-    if not _is_shared_out(weights):
-        check_whole(weights.state_dict())  # before the probe's forward pass, which would wait for other ranks
-    return model_stream(weights, dtype=dtype, probe=_rounded(probe or probe_of(weights), dtype))
+        return state_dict_stream(weights, dtype=dtype, probe=rounded)
+    raise WeightsError(
+        f"cannot publish a {type(weights).__name__}: publish a transformers.PreTrainedModel (the one inside, if it "
+        "is wrapped), a state dict, or the Path of a folder"
+    )
 
 
 @contextmanager
@@ -137,15 +74,19 @@ def gathering(weights: Weights, probe: Probe | None, *, rank: int, dtype: str | 
 
     Other ranks first take part in gathering a sharded model.
     """
-    if not _is_shared_out(weights):
-        yield weights_source(weights, probe, dtype=dtype) if rank == 0 else None
+    is_shared_out = _is_shared_out(weights)
+    if rank != 0 and not is_shared_out:
+        yield None
         return
-    stream = weights_source(weights, probe, dtype=dtype)
-    assert isinstance(stream, TensorStream)
-    with stream:
+    source = weights_source(weights, probe, dtype=dtype)
+    if not is_shared_out:
+        yield source
+        return
+    assert isinstance(source, TensorStream)
+    with source:
         if rank != 0:
-            stream.take_part()
-        yield stream if rank == 0 else None
+            source.take_part()
+        yield source if rank == 0 else None
 
 
 def _is_model(weights: object) -> "TypeGuard[PreTrainedModel]":
@@ -187,67 +128,10 @@ def probe_of(model: Any) -> Probe:
 
 
 def _rounded(probe: Probe | None, dtype: str | None) -> Probe | None:
-    """The probe of weights rounded to `dtype`: engines may deviate as much as with that dtype. Sums fit only weights
-    rounded to bfloat16, so they are dropped for float16.
+    """The probe of weights rounded to `dtype`: engines may deviate as much as with that dtype. Rounding to
+    float16 changes the sums, so they are dropped for it.
     """
     if probe is None or dtype is None:
         return probe
     sums = {} if dtype == "float16" else probe.sums
     return replace(probe, dtype=max(probe.dtype, dtype, key=tolerance_of), sums=sums)
-
-
-def tensor_stream(tensors: Mapping[str, Any], *, dtype: str | None = None, probe: Probe | None = None) -> TensorStream:
-    """A state dict's tensors, possibly sharded, rounded to `dtype` if it is set. Tensors that share memory appear
-    once."""
-    once = {name: tensor.detach() for name, tensor in shared_once(tensors).items()}
-    described = {name: on_meta(tensor, dtype) for name, tensor in once.items()}
-    gathered = gather(once, described, once)
-    return TensorStream(described, _received(gathered, once), gathered, probe)
-
-
-def model_stream(model: Any, *, dtype: str | None = None, probe: Probe | None = None) -> TensorStream:
-    """A model's tensors, possibly sharded, named and divided as by `save_pretrained`.
-
-    With `dtype`, floating-point numbers are rounded to it, except in tensors that transformers keeps in float32.
-    """
-    tensors, rounded, parts = model_parts(model, dtype)
-    gathered = gather(tensors, rounded, [name for part in parts for name in part.sources])
-
-    def converted() -> Iterator[tuple[str, Any]]:
-        for part in parts:
-            yield from part.convert(dict(_received(islice(gathered, len(part.sources)), tensors))).items()
-
-    described = {name: tensor for part in parts for name, tensor in part.described.items()}
-    return TensorStream(described, converted(), gathered, probe)
-
-
-def gather(tensors: Mapping[str, Any], described: Mapping[str, Any], names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Yield each named tensor whole. All ranks iterate to the end.
-
-    Tensors are rounded to the `described` dtypes before they travel between ranks.
-    """
-    for name in names:
-        yield (
-            name,
-            _whole(tensors[name].detach().to(described[name].dtype)),
-        )  # without a variable that keeps it in this frame
-
-
-def _whole(tensor: Any) -> Any:
-    return tensor.full_tensor() if is_sharded(tensor) else tensor
-
-
-def _received(gathered: Iterable[tuple[str, Any]], tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The gathered tensors of `tensors`, on rank 0. Tensors that were sharded are on the CPU."""
-    return ((name, _arrived(name, whole, tensors[name])) for name, whole in gathered)
-
-
-def _arrived(name: str, whole: Any, tensor: Any) -> Any:
-    """A gathered tensor for rank 0. Raises `WeightsError` if rounding to float16 has made it infinite."""
-    import torch
-
-    if whole.dtype == torch.float16 != tensor.dtype and whole.isinf().any():
-        raise WeightsError(
-            f'tensor {name!r} has values beyond 65504, the largest of float16: set publish_dtype to "bfloat16"'
-        )
-    return whole.cpu() if is_sharded(tensor) else whole
