@@ -18,12 +18,12 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.listening.connections import Connections, State, identify, note
 from rollq.buffer.listening.limits import limits_here
 from rollq.buffer.listening.listener import Listener, listen
-from rollq.workers.gateway.calls import Call, CallProtocol, CallRefused
+from rollq.workers.gateway.calls import CallProtocol, CallRefused
 from rollq.workers.gateway.http_messages import Connection, body_of, json_answer, tokens_of
 from rollq.workers.gateway.open_sessions import SESSION_PATH, Gateway
 from rollq.workers.gateway.program_requests import OUTCOMES, close_session, give_session
 from rollq.workers.gateway.protocols import chat, completions, messages, responses
-from rollq.workers.gateway.protocols.models import model, model_list
+from rollq.workers.gateway.protocols.models import models_at
 from rollq.workers.gateway.replies import Reply
 from rollq.workers.gateway.request_log import request_log
 from rollq.workers.gateway.sessions.session import Session
@@ -98,26 +98,14 @@ class Server:
                 return await give_session(self._gateway, request)
             if request.method == "POST" and path in OUTCOMES:
                 return await close_session(self._gateway, request, token_in_path, path)
-            session = self._session_of(request, token_in_path)
+            identify(None)
+            session = self._gateway.session_of(token_in_path, tokens_of(request))
+            identify(session)  # the connection counts as the session's
             if request.method == "GET" and f"{path}/".startswith("/models/"):
-                return self._models(path, session)
+                return json_answer(models_at(path, MODEL, self._started_s, session.tree.most_prompt_tokens))
             return await self._answer(request, session, path, protocol)
         except CallRefused as refused:
             return _refusal(refused, protocol or PROTOCOLS["/chat/completions"])
-
-    def _session_of(self, request: web.Request, token_in_path: str) -> Session:
-        """Return a request's session, and count the connection as the session's. Raises `CallRefused`."""
-        identify(None)
-        session = self._gateway.session_of(token_in_path, tokens_of(request))
-        identify(session)
-        return session
-
-    def _models(self, path: str, session: Session) -> web.Response:
-        """The list of models, or the model that `path` names."""
-        most_tokens = session.tree.most_prompt_tokens
-        if path == "/models":
-            return json_answer(model_list(MODEL, self._started_s, most_tokens))
-        return json_answer(model(path.removeprefix("/models/"), self._started_s, most_tokens))
 
     async def _answer(
         self, request: web.Request, session: Session, path: str, protocol: CallProtocol | None
@@ -131,7 +119,8 @@ class Server:
         call = protocol.parse(body, {name.lower(): value for name, value in request.headers.items()})
         if path == COUNT_PATH:
             return json_answer(messages.token_count(await session.tree.count_tokens(call)))
-        self._note_ignored(call)
+        for name in call.ignored:
+            self._ignored.warning(name, "requests of agents set %s, which has no effect here", name)
         connection = Connection(request)
         asking = session.calls.ask(call, connection)
         try:
@@ -139,10 +128,6 @@ class Server:
         finally:
             if not connection.is_served:
                 session.calls.note_lost()
-
-    def _note_ignored(self, call: Call) -> None:
-        for name in call.ignored:
-            self._ignored.warning(name, "requests of agents set %s, which has no effect here", name)
 
 
 def _url_of(bound: socket.socket) -> str:

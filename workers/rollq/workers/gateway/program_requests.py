@@ -25,8 +25,9 @@ async def give_session(gateway: Gateway, request: web.Request) -> web.StreamResp
     taker = gateway.taker(bearer_of(request))
     identify(KEY_VARIABLE)
     taker.has_asked = True
-    connection, offers = Connection(request), taker.offers
-    tasks, wait_s = wanted(await body_of(request, may_be_empty=True), gateway.tasks)
+    connection, body = Connection(request), await body_of(request, may_be_empty=True)
+    offers = taker.offers
+    tasks, wait_s = wanted(body, gateway.tasks)
     offer = await offers.take(tasks, wait_s, lambda: connection.is_lost)
     if offer is None:
         raise offers.none_left()

@@ -7,6 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 
+def models_at(path: str, name: str, created_s: int, most_tokens: int | None) -> dict[str, Any]:
+    """The list of models at the path `/models`, or the model that the path names, which may have any name."""
+    if path == "/models":
+        return model_list(name, created_s, most_tokens)
+    return model(path.removeprefix("/models/"), created_s, most_tokens)
+
+
 def model(name: str, created_s: int, most_tokens: int | None) -> dict[str, Any]:
     """The model's description. `most_tokens` is the largest number of tokens in a prompt, None if unknown."""
     return {
