@@ -24,7 +24,8 @@ def section(name: Literal["xtuner", "trinity"]) -> str:
     source = system(name)
     text = (
         f"{TITLE}\nThese are the settings of {source.name} {source.version}, by class. `NAME` is the name of a task; "
-        "evaluations have the same keys. `rollq settings KEY` explains a key.\n"
+        "evaluations have the same keys. `rollq settings KEY` explains a key. Defaults are "
+        f"{source.name}'s, unless the text says otherwise.\n"
     )
     return text + "".join(_group(source, group) for group in source.groups)
 

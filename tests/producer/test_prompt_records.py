@@ -56,17 +56,25 @@ def test_another_file_is_refused_with_both_counts_and_the_remedy(buffer: Buffer,
     with pytest.raises(RunMismatch) as refused:
         start(buffer, path)
     assert str(refused.value) == (
-        f"tasks.math.prompts: {str(path)!r} differs from {str(path)!r}, which the run had: {rows} rows "
-        "instead of 5. The order of the prompts, and the place in it, depend on this: change it back, set "
+        f"tasks.math.prompts: {str(path)!r} has changed since the run began ({rows} rows, 5 before). The order of the "
+        "prompts, and the place in it, depend on this: change it back, set "
         'tasks.math.rows.on_prompts_changed = "continue" to continue at the same place in the new order, or give '
         "the run another name"
     )
 
 
+def test_a_file_of_another_name_is_refused_with_both_names(buffer: Buffer, tmp_path: Path) -> None:
+    path, other = prompt_file(tmp_path / "p.jsonl", 5), prompt_file(tmp_path / "new.jsonl", 6)
+    start(buffer, path)
+    problem = f"tasks.math.prompts: {str(other)!r} (6 rows) differs from {str(path)!r} (5 rows), which the run had."
+    with pytest.raises(RunMismatch, match=f"^{re.escape(problem)}"):
+        start(buffer, other)
+
+
 def test_another_seed_is_refused(buffer: Buffer, tmp_path: Path) -> None:
     path = prompt_file(tmp_path / "p.jsonl", 5)
     start(buffer, path, "code.1of2")
-    problem = "tasks.code.prompts: the run had seed = 0, now it is seed = 1."
+    problem = "tasks.code.prompts: the run had seed = 0, but the settings have seed = 1."
     with pytest.raises(RunMismatch, match=f"^{re.escape(problem)}"):
         start(buffer, path, "code.1of2", seed=1)
 
@@ -88,8 +96,8 @@ def test_production_continues_with_other_prompts_where_that_is_asked_for(
     assert [line.rpartition(";")[2] for line in warnings] == [
         " production continues at the same place in the new order"
     ] * 2
-    assert "7 rows instead of 5" in warnings[1]
-    with pytest.raises(RunMismatch, match="5 rows instead of 7"):
+    assert "new.jsonl' (7 rows) differs from " in warnings[1]
+    with pytest.raises(RunMismatch, match=r"old\.jsonl' \(5 rows\) differs from "):
         start(buffer, old, seed=1)
 
 
@@ -122,7 +130,7 @@ def test_a_restored_run_knows_its_prompts(buffer: Buffer, server_url: str, tmp_p
     with Buffer.connect(server_url, f"{buffer.run}-again") as again:
         again.restore(tmp_path / "saved")
         start(again, tmp_path / "p.jsonl")
-        with pytest.raises(RunMismatch, match="6 rows instead of 5"):
+        with pytest.raises(RunMismatch, match=r"\(6 rows, 5 before\)"):
             start(again, prompt_file(tmp_path / "p.jsonl", 6))
 
 
@@ -130,7 +138,7 @@ def test_the_order_of_an_evaluation_has_no_seeds(buffer: Buffer, tmp_path: Path)
     path = prompt_file(tmp_path / "p.jsonl", 5)
     start(buffer, path, "held_out")
     start(buffer, path, "held_out", seed=1)
-    with pytest.raises(RunMismatch, match=r"^evaluations\.held_out\.prompts: .* 6 rows instead of 5"):
+    with pytest.raises(RunMismatch, match=r"^evaluations\.held_out\.prompts: .* \(6 rows, 5 before\)"):
         start(buffer, prompt_file(path, 6), "held_out")
 
 

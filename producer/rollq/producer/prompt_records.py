@@ -1,8 +1,8 @@
 """Checks that a task still has the prompts that its run began with: the cursor and the statistics depend on their
 order.
 
-The run has a record of each task's prompts: the digest of the file, its rows, and the seeds of the order. The first
-producer writes it.
+The run has a record of each task's prompts: the file's digest, number of rows and path, and the seeds of the order.
+The first producer writes it.
 """
 
 import logging
@@ -41,10 +41,11 @@ def check_prompts(buffer: ProducerBuffer, task: str, file: PromptFile, seed: int
 
 
 def _change(known: PromptRecord, file: PromptFile, seeds: str) -> str:
-    """Whether the file or the seeds have changed, in words."""
+    """Say what has changed: the file or the seeds."""
     if known.digest != file.fingerprint:
+        if str(file.path) == known.path:
+            return f"{known.path!r} has changed since the run began ({file.rows} rows, {known.rows} before)"
         return (
-            f"{str(file.path)!r} differs from {known.path!r}, which the run had: {file.rows} rows instead of "
-            f"{known.rows}"
+            f"{str(file.path)!r} ({file.rows} rows) differs from {known.path!r} ({known.rows} rows), which the run had"
         )
-    return f"the run had {known.seeds}, now it is {seeds}"
+    return f"the run had {known.seeds}, but the settings have {seeds}"

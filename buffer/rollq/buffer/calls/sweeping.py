@@ -14,7 +14,7 @@ from rollq.buffer.values.rollouts import Status
 
 MAX_IDS_PER_CALL = 1000
 MOVED_IDS_PER_CALL = 200
-"""Limits a call that moves groups back to pending to a few ms of server time."""
+"""Keeps a call that makes groups pending again within a few ms of server time."""
 SWEEP_IDS_PER_CALL = 50
 """Limits one call of the sweep to 1 or 2 ms of server time, or a few ms if the server's memory is cold."""
 
@@ -25,7 +25,7 @@ class Sweeping(BufferCore):
     def reap(self, task: str, producer: Place | None = None) -> Reaped:
         """Take back groups whose leases ran out. Call this about once a second, in any process.
 
-        For monitors, `producer` is the calling producer's location.
+        `producer` is the calling producer's location, which monitors show.
         """
         total, more = Reaped(0, 0, held=False), True
         caller = orjson.dumps({"host": producer.host, "pid": producer.pid}) if producer else b""

@@ -61,7 +61,7 @@ READ_ONLY = frozenset({"counts", "find", "inspect", "overview", "preview", "read
 REFUSED_WHEN_FULL = frozenset({"admit", "fill_batch", "insert", "restore_groups", "salvage"})
 """Functions that a server refuses while its memory is full. All others run, so that the server can drain."""
 TAKE_PAYLOADS = frozenset({"put", "restore_groups"})
-"""Functions whose calls set values beside the function's own work."""
+"""Functions whose calls come with payloads, which are set in the same transaction."""
 
 
 @cache
@@ -81,7 +81,7 @@ def library_name() -> str:
 
 
 def connection_name(library: str) -> str:
-    """The name for connections of roles that use a library; `rollq doctor` finds libraries in use by this name."""
+    """The name for connections of roles that use a library. By this name, `rollq doctor` finds the libraries in use."""
     return library.replace("_", "-")
 
 

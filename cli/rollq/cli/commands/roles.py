@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 @settings_file
 @log_options
 def produce(file: Path) -> None:
-    """Schedule prompts for all tasks of the run, as far ahead as its weights allow, until stopped.
+    """Schedule prompts for all tasks of the run, as far ahead as their rules allow, until stopped.
 
     Any number of producers may run; they need neither a GPU nor torch. Custom hooks are imported from the folder of
     FILE, or from installed packages.

@@ -201,7 +201,7 @@ def _check_packages(model: DemoModel, *more: str) -> None:
     missing = [name for name in (*model.modules, *more) if find_spec(name) is None]
     if missing:
         option = "" if model is TINY else f" --model {model.name}"
-        raise ConfigError(f"`rollq demo{option}` needs the packages {', '.join(missing)}: {model.install}")
+        raise ConfigError(f"`rollq demo{option}` needs {', '.join(missing)}: {model.install}")
 
 
 def _keep_files_in(folder: DemoFolder) -> None:

@@ -18,9 +18,9 @@ SEED = 1
 @click.argument("folder", type=click.Path(path_type=Path), default=Path())
 @click.option("--env", metavar="ENV", help="Train on this environment, such as reasoning-gym:chain_sum.")
 def init(folder: Path, env: str | None) -> None:
-    """Write a rollq.toml to FOLDER, by default this one, with prompts, a judge and a tiny model for you to replace.
+    """Write a rollq.toml to FOLDER, by default the current folder, with prompts, a judge and a tiny model to replace.
 
-    It trains as it is, without a GPU or network. Existing files are not overwritten.
+    The run trains as it is, without a GPU or network. Existing files are not overwritten.
 
     \b
     Example:
@@ -48,7 +48,7 @@ def init(folder: Path, env: str | None) -> None:
 def _check_packages() -> None:
     missing = [name for name in ("torch", "transformers", "pyarrow") if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"`rollq init` needs the packages {', '.join(missing)}: pip install 'rollq[demo]'")
+        raise ConfigError(f"`rollq init` needs {', '.join(missing)}: pip install 'rollq[demo]'")
 
 
 def _write(folder: Path, contents: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ def given_prompt(prompt: Prompt) -> str | list[Mapping[str, Any]]:
     """The prompt for an agent: a string or messages, without the answer. Raises `ValueError` for token ids."""
     if prompt.ids is not None:
         raise ValueError(
-            "the prompt has token ids, which agents over the gateway cannot read: give the row a text or messages, and "
+            "the prompt has token ids, which agents over the gateway cannot read: give the row text or messages, and "
             'set rows.ids_field = ""'
         )
     return prompt.content if isinstance(prompt.content, str) else list(prompt.content)
