@@ -654,3 +654,17 @@ def test_a_store_that_does_not_answer_is_named(
         pytest.raises(ServerUnavailable, match=r"payloads.url = 's3://.*check that it answers"),
     ):
         buffer.create_run()
+
+
+def test_a_bucket_without_a_key_is_refused_with_the_names_of_its_variables(
+    server_url: str, run_name: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**s3.environment, "AWS_METADATA_ENDPOINT": "http://127.0.0.1:9"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with (
+        Buffer.connect(server_url, run_name, patience=IMPATIENT, payloads=PayloadSettings(url=s3.url)) as buffer,
+        pytest.raises(ServerUnavailable, match=r"payloads.url = 's3://.*set AWS_ACCESS_KEY_ID and"),
+    ):
+        buffer.create_run()

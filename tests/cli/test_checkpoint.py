@@ -229,8 +229,9 @@ def test_a_run_with_payloads_outside_is_saved_only_with_them(
     refused = rollq("snapshot", "save", saved, *place)
     assert (refused.exit_code, refused.output) == (
         2,
-        f"error: run {run_name!r} keeps payloads outside its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as "
-        "for its other roles; a custom trainer passes payloads=PayloadSettings(url=...) to Connection\n",
+        f"error: run {run_name!r} keeps payloads outside its servers: set payloads.url as for its other roles, or, for "
+        "a command with --url, ROLLQ_PAYLOADS_URL; a custom trainer passes payloads=PayloadSettings(url=...) to "
+        "Connection\n",
     )
     assert set(tmp_path.rglob("*")) == before
     other = tmp_path / "other"

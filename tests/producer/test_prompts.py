@@ -279,6 +279,7 @@ def test_a_prompt_knows_its_row(tmp_path: Path) -> None:
         (b'{"prompt": "\xff", "answer": 1}', "not UTF-8 at byte 12"),
         (b'{"prompt": "\\ud800", "answer": 1}', "not JSON"),
         (b'{"question": "a", "answer": 1}', r"no field 'prompt' \(prompt_field\).*\['answer', 'question'\]"),
+        (b'{"prompt_ids": [1], "answer": 1}', "no field 'prompt' .* token ids need a text beside them; the row has"),
         (b'{"prompt": "a"}', "no field 'answer'"),
         (b'{"prompt": "", "answer": 1}', "field 'prompt' is empty"),
         (b'{"prompt": 3, "answer": 1}', "must be a string or a list of messages, not 3"),

@@ -4,7 +4,7 @@ setting of the task     column                                             field
 `prompt_field`          a text, or a list of chat messages                 `content`
                         (default if it is absent: `messages`)
 `answer_field`          the reference answer, any value; "": none          `answer`
-`ids_field`             token ids that replace the text; may be absent     `ids`
+`ids_field`             the text's token ids; may be absent                `ids`
 `images_field`          an image, or a list of images; may be absent       `images`
 `system_prompt_field`   the row's own system prompt; may be absent         `content`
 `tools_field`           definitions of tools for the chat template         `tools`
@@ -172,7 +172,10 @@ class Columns:
         for field in (self.prompt_field, _MESSAGES):
             if look_up(row, field) is not None:
                 return field
-        raise ValueError(f"no field {self.prompt_field!r} (prompt_field), nor {_MESSAGES!r}; the row has {_names(row)}")
+        only_ids = ", and token ids need a text beside them" if look_up(row, self.ids_field) is not None else ""
+        raise ValueError(
+            f"no field {self.prompt_field!r} (prompt_field), nor {_MESSAGES!r}{only_ids}; the row has {_names(row)}"
+        )
 
     def _check_answer(self, row: Mapping[str, Any]) -> None:
         """Raise `ValueError` for a row without the answer's column, unless prompts have no answers."""

@@ -444,12 +444,20 @@ class TestObjectStore:
             ConsumerSettings(transport="s3", s3_url=url)
 
     @pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
-    @pytest.mark.parametrize("endpoint", ["10.0.0.5:9000", "store", "ftp://store"])
+    @pytest.mark.parametrize(
+        "endpoint", ["10.0.0.5:9000", "store", "ftp://store", "http://", "http://[::1", "https://store:99999"]
+    )
     def test_an_endpoint_is_a_url(
         self, buffer: Buffer, monkeypatch: pytest.MonkeyPatch, endpoint: str, variable: str
     ) -> None:
         monkeypatch.setenv(variable, endpoint)
         with pytest.raises(ConfigError, match=rf"^{variable} is .* must begin with http://"):
+            WeightPublisher(buffer, "s3", "s3://bucket/prefix", 3)
+
+    @pytest.mark.parametrize("missing", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+    def test_half_a_key_is_refused(self, buffer: Buffer, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+        monkeypatch.delenv(missing)
+        with pytest.raises(ConfigError, match=r"^s3://bucket/prefix: .*: set both AWS_ACCESS_KEY_ID and"):
             WeightPublisher(buffer, "s3", "s3://bucket/prefix", 3)
 
     def test_without_obstore_the_extra_is_named(self, buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:

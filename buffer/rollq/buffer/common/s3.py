@@ -8,6 +8,7 @@ import os
 import re
 from datetime import timedelta
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from rollq.buffer.errors import ConfigError
 
@@ -24,21 +25,34 @@ ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 def open_bucket(url: str, timeouts: "ClientConfig", *, what: str, retries: int = RETRIES) -> "S3Store":
     """Return the store of the objects at `s3://bucket/prefix`. `what` names the objects in messages. A failing request
     is repeated up to `retries` times. Sends nothing to the store. Raises `ConfigError` for any other URL, for a wrong
-    endpoint, or without obstore.
+    endpoint, for half a key, or without obstore.
     """
     if (found := URL.fullmatch(url)) is None:
         raise ConfigError(f"{url!r} is not the URL of a bucket and a prefix, such as s3://bucket/prefix")
     try:
+        from obstore.exceptions import BaseError
         from obstore.store import S3Store
     except ImportError as error:
         raise ConfigError(f"{what} in an object store need obstore ({error}): pip install 'rollq[s3]'") from error
     variable = next(filter(os.environ.get, ENDPOINTS), "")
     endpoint = os.environ.get(variable, "https://")
-    if not endpoint.startswith(("http://", "https://")):
-        raise ConfigError(f"{variable} is {endpoint!r}: it must begin with http:// or https://")
-    return S3Store(
-        found[1],
-        prefix=found[2].strip("/") or None,
-        client_options={**timeouts, "allow_http": endpoint.startswith("http://"), "connect_timeout": "10s"},
-        retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=RETRY_S)},
-    )
+    if variable and not _is_endpoint(endpoint):
+        raise ConfigError(f"{variable} is {endpoint!r}: it must begin with http:// or https://, and name a host")
+    try:
+        return S3Store(
+            found[1],
+            prefix=found[2].strip("/") or None,
+            client_options={**timeouts, "allow_http": endpoint.startswith("http://"), "connect_timeout": "10s"},
+            retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=RETRY_S)},
+        )
+    except BaseError as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"{url}: {reason}: set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") from error
+
+
+def _is_endpoint(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

@@ -29,6 +29,13 @@ ABANDONED_S = 3600.0
 """A file without writes for this time counts as abandoned."""
 NO_RIGHT = Trouble(ServerRefused, "give this role the right to read, write, list and delete there", passes=False)
 AWAY = Trouble(ServerUnavailable, "check that it answers and has room", answered=False)
+NO_KEY = Trouble(
+    ServerUnavailable,
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; without them, this machine's metadata service is asked",
+    answered=False,
+)
+METADATA_PATHS = ("/latest/api/token", "/latest/meta-data/")
+"""In the URL of a request to the metadata service, which has the keys of a machine of AWS."""
 
 
 Fsync = Literal["no", "always", "everysec"]
@@ -248,7 +255,9 @@ class Bucket:
         """An obstore error's meaning. A missing object raises a different error."""
         from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
-        return NO_RIGHT if isinstance(error, PermissionDeniedError | UnauthenticatedError) else AWAY
+        if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+            return NO_RIGHT
+        return NO_KEY if any(path in str(error) for path in METADATA_PATHS) else AWAY
 
 
 def open_objects(url: str, *, fsync: Fsync = "no") -> Objects:

@@ -30,8 +30,8 @@ def out_of_reach(run: str, place: str) -> ConfigError:
             "folder is mounted"
         )
     return ConfigError(
-        f"run {run!r} keeps payloads outside its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as for its other "
-        "roles; a custom trainer passes payloads=PayloadSettings(url=...) to Connection"
+        f"run {run!r} keeps payloads outside its servers: set payloads.url as for its other roles, or, for a command "
+        "with --url, ROLLQ_PAYLOADS_URL; a custom trainer passes payloads=PayloadSettings(url=...) to Connection"
     )
 
 
