@@ -189,11 +189,11 @@ def test_a_sealed_process_reaches_no_other(means: Means, victim: "subprocess.Pop
 
 def test_a_sealed_process_reaches_no_socket(means: Means, *, as_nobody: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as abstract:
-        abstract.bind("\0rollq-sealing")
+        abstract.bind("")  # to a name that no other process has
         abstract.listen()
         attempts: list[Callable[[], object]] = [
             lambda: socket.create_connection(tcp.getsockname()),
-            lambda: socket.socket(socket.AF_UNIX).connect("\0rollq-sealing"),
+            lambda: socket.socket(socket.AF_UNIX).connect(abstract.getsockname()),
             lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", tcp.getsockname()),
             socket.socketpair,
         ]

@@ -5,6 +5,7 @@ saves a checkpoint to disk every few steps and resumes from the newest one. Rank
 and a barrier would have them do; a rank whose peer is gone exits.
 """
 
+import hashlib
 import json
 import os
 import signal
@@ -56,10 +57,12 @@ class Launch:
 
 
 class Peer:
-    """The connection between the two ranks of a launch."""
+    """The connection between the two ranks of a launch. Launches in other folders, of tests at the same time, may have
+    the same id."""
 
-    def __init__(self, launch_id: str, rank: int) -> None:
-        address = f"\0rollq-{launch_id}"
+    def __init__(self, folder: Path, launch_id: str, rank: int) -> None:
+        launch = hashlib.sha256(f"{folder} {launch_id}".encode()).hexdigest()
+        address = f"\0rollq-{launch}"
         if rank == 0:
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(address)
@@ -128,7 +131,7 @@ class _Rank:
         self._consumer = consumer
         self._history = history
         self._weights = launch.weights
-        self._peer = Peer(launch.launch_id, rank)
+        self._peer = Peer(launch.folder, launch.launch_id, rank)
         self._released = 0  # the last step whose batch was given up
 
     def train(self) -> None:
