@@ -138,14 +138,9 @@ def write_section(rows: Sequence[dict[str, Any]], steps: int, docs: Path) -> Non
 
 def _compared(rows: Sequence[dict[str, Any]]) -> str:
     after = {way: [row["after"] for row in rows if row["way"] == way] for way in WAYS}
-    first, *others = WAYS
     pooled = mean(stdev(found) ** 2 for found in after.values()) ** 0.5
-    means = "; ".join(f"{way}: {mean(found):.3f}" for way, found in after.items())
-    differences = " and ".join(f"{mean(after[way]) - mean(after[first]):+.3f}" for way in others)
-    return (
-        f"Means of the seeds: {means}. The differences from '{first}' are {differences}; the pooled standard deviation "
-        f"of a run is {pooled:.3f}."
-    )
+    means = "; ".join(f"{mean(found):.4f} for {way}" for way, found in after.items())
+    return f"Means over the seeds: {means}. The pooled standard deviation of a run is {pooled:.4f}."
 
 
 if __name__ == "__main__":

@@ -43,12 +43,12 @@ def test_a_group_is_sampled_again_once_that_is_confirmed(rollq: Rollq, world: Wo
         "math/9: it is not in the buffer",
         "math/3: Nothing changes: it is pending: it has nothing to keep, and a worker samples it anyway.",
         "requeue: 1 completed",
-        "nothing was changed; add --yes to change it",
+        "nothing was changed; --yes makes the change without asking",
     ]
     assert rollq("requeue", "math/1", "--dry-run", "--yes").output.endswith("nothing was changed\n")
     assert statuses(world) == {"pending": 1, "completed": 2}
     done = rollq("requeue", "math/1", "--yes").output.splitlines()[-1]
-    assert done == "done: requeue: 1 completed; 0 skipped, because they changed before that"
+    assert done == "done: requeue: 1 completed"
     assert statuses(world) == {"pending": 2, "completed": 1}
 
 
@@ -74,7 +74,7 @@ def test_a_query_names_groups_of_all_tasks(rollq: Rollq, world: World, monkeypat
     asked = rollq("quarantine", "--query", '{"status": "completed"}')
     assert (asked.exit_code, asked.output) == (
         1,
-        "quarantine: 4 completed\nnothing was changed; add --yes to change it\n",
+        "quarantine: 4 completed\nnothing was changed; --yes makes the change without asking\n",
     )
     done = rollq("drop", "--query", '{"status": {"$in": ["completed", "pending"]}, "task": "code"}', "--yes")
     assert "done: drop: 2 completed, 1 pending" in done.output

@@ -140,7 +140,7 @@ def test_nothing_is_written_where_no_file_system_is_mounted_any_more(
         folder.mkdir()
         consumer.annotate(batch, *values_of(batch))
         consumer.commit(batch)
-    assert "annotations of step 1 are left out: it has lost everything of this run" in caplog.text
+    assert "annotations of step 1 are left out: it has lost all files of this run" in caplog.text
     assert list(folder.rglob("*")) == []
 
 

@@ -114,6 +114,10 @@ def too_few(batch: Batch) -> Sequence[float]:
     return [1.0]
 
 
+def no_list(batch: Batch) -> None:
+    """As a function that forgets its return."""
+
+
 def trainer_settings(model_folder: Path, tmp_path: Path, **changed: object) -> TrainerSettings:
     values = {"model": model_folder, "output": tmp_path / "out", "timeout_s": PATIENCE_S, "micro_batch_tokens": 64}
     return TrainerSettings.model_validate({**values, **changed})
@@ -144,14 +148,26 @@ def test_a_function_that_gives_no_priorities_is_refused_at_the_start(
         train(Connection(server_url, run_name), trainer_settings(model_folder, tmp_path, steps=1, priorities=path))
 
 
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [(too_few, "it returned 1 priorities for 2 groups"), (no_list, "it returned a NoneType, not priorities")],
+)
 def test_a_function_that_gives_too_few_priorities_ends_training_and_is_named(
-    server_url: str, run_name: str, buffer: Buffer, model_folder: Path, tmp_path: Path
+    server_url: str,
+    run_name: str,
+    buffer: Buffer,
+    model_folder: Path,
+    tmp_path: Path,
+    function: Callable[[Batch], object],
+    message: str,
 ) -> None:
     worker = filled(buffer, tmp_path)
     with Consumer.connect(server_url, run=run_name, weights=model_folder):
         worker.produce(2)
-    chosen = trainer_settings(model_folder, tmp_path, steps=1, takeover=True, priorities=f"{__name__}.too_few")
-    with pytest.raises(ConfigError, match=r"too_few\": it returned 1 priorities for 2 groups"):
+    chosen = trainer_settings(
+        model_folder, tmp_path, steps=1, takeover=True, priorities=f"{__name__}.{function.__name__}"
+    )
+    with pytest.raises(ConfigError, match=f'{function.__name__}": {message}'):
         train(Connection(server_url, run_name), chosen)
 
 

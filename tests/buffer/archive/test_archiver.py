@@ -362,7 +362,7 @@ def test_an_archiver_waits_for_its_folder_and_says_so(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def is_waiting() -> bool:
-        return ("No space left" if is_full else "it has lost everything of this run") in trouble()
+        return ("No space left" if is_full else "it has lost all files of this run") in trouble()
 
     def trouble() -> str:
         return world.buffer.archive_state("math").trouble

@@ -26,7 +26,7 @@ FILES_PER_PAGE = 1000
 UNFINISHED = "."
 """Prefix of files that are being written."""
 ABANDONED_S = 3600.0
-"""A file without writes for this time counts as abandoned."""
+"""A file counts as abandoned when nothing was written to it for this number of seconds."""
 NO_RIGHT = Trouble(ServerRefused, "give this role the right to read, write, list and delete there", passes=False)
 AWAY = Trouble(ServerUnavailable, "check that it answers and has room", answered=False)
 NO_KEY = Trouble(
@@ -156,7 +156,7 @@ class Folder:
         self._at(name).unlink()
 
     def pages(self, folder: str, *, tidy: bool = True) -> Iterator[list[str]]:
-        """Yield the names of all files; with `tidy`, remove dead processes' unfinished files."""
+        """Yield the names of all files; with `tidy`, remove abandoned files."""
         root = self._at(folder) if folder else self._path
         files = (Path(at, name) for at, _, names in os.walk(root) for name in names)
         while page := list(islice(files, FILES_PER_PAGE)):
@@ -177,7 +177,7 @@ class Folder:
         try:
             self._at(marker).stat()
         except (FileNotFoundError, NotADirectoryError):
-            raise NotMounted("it has lost everything of this run; perhaps its file system is not mounted") from None
+            raise NotMounted("it has lost all files of this run; perhaps its file system is not mounted") from None
 
     def _at(self, name: str) -> Path:
         """The path for a name, which may come from Redis. Raises `ServerRefused` for a name that leads elsewhere."""

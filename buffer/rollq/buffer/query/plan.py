@@ -154,7 +154,7 @@ _RANGES: Final[Mapping[str, Callable[[Any], Range]]] = {
     "$between": lambda value: Range(math.ceil(value[0]), math.floor(value[1])),
     "$in": lambda value: Range(math.ceil(min(value)), math.floor(max(value))) if value else _NONE,
 }
-"""The whole numbers that each operator accepts; unlisted operators accept all."""
+"""For each operator, a range with all whole numbers that it accepts. Other operators get the range of all numbers."""
 
 
 @dataclass(frozen=True, slots=True)

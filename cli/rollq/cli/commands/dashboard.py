@@ -43,9 +43,11 @@ T = TypeVar("T")
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
-    help=f"File with the token that changes need, or set {TOKEN}; without one, the page only reads.",
+    help=f"File with the token for changes; {TOKEN} can hold the token instead. Without a token, the page only reads.",
 )
-@click.option("--archive", "archive_url", help="Show the archive at this folder or s3:// URL; no server is needed.")
+@click.option(
+    "--archive", "archive_url", help="Show the archive in this folder or at this s3:// URL; no server is needed."
+)
 @log_options
 def dashboard(
     file: Path | None,
@@ -145,7 +147,7 @@ def _annotations(file: Path | None, reader: "_Shared") -> "AnnotationReader | st
 
     wanted = "The trainer's logprob, mismatch, ratio and clipping of tokens come from the archive:"
     if file is None:
-        return f"{wanted} give rollq.toml instead of --url, with url in [archive]."
+        return f"{wanted} instead of --url, give a rollq.toml that sets url in [archive]."
     if (url := load_settings(file).archive.url) is None:
         return f"{wanted} set url in [archive]."
     return AnnotationReader(url, *reader.call(lambda buffer: (buffer.run, buffer.incarnation)))
@@ -213,8 +215,8 @@ class _Orders:
 
 
 def _token(file: Path | None) -> str | None:
-    """The token for changes, from the file or else the environment. Raises `ConfigError` for a token that is easy to
-    guess."""
+    """The token for changes, from the file or else the environment. Raises `ConfigError` for a token that is too
+    short, and for a file that cannot be read."""
     name, token = TOKEN, os.environ.get(TOKEN)
     if file is not None:
         name = f"--token-file {str(file)!r}"

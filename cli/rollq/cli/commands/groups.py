@@ -88,8 +88,8 @@ _add(
 )
 _add(
     "quarantine",
-    "Keep groups from the trainer.",
-    "Keep running or completed groups from the trainer: they fail, and stay for inspection.",
+    "Withhold groups from the trainer.",
+    "Withhold running or completed groups from the trainer: they fail, and stay for inspection.",
 )
 _add("drop", "Remove groups.", "Remove groups with their samples, unless a batch has them.")
 groups.add_command(query_command)
@@ -124,10 +124,11 @@ def _is_confirmed() -> bool:
     can_ask = sys.stdin.isatty()
     if can_ask and click.confirm("Continue?"):
         return True
-    click.echo("nothing was changed; add --yes to change it")
-    if not can_ask:
-        sys.exit(1)
-    return False
+    if can_ask:
+        click.echo("nothing was changed")
+        return False
+    click.echo("nothing was changed; --yes makes the change without asking")
+    sys.exit(1)
 
 
 def _give(buffer: "Buffer", order: "GroupOrder", found: "Found", looked: "Outcome") -> bool:
@@ -137,7 +138,8 @@ def _give(buffer: "Buffer", order: "GroupOrder", found: "Found", looked: "Outcom
     chosen = [group for group in found.groups if name_of(group) not in looked.left]
     done = order_groups(buffer, order, chosen, dry_run=False)
     _tell_left(done)
-    click.echo(f"done: {effect_of(order, done.moved)}; {len(done.left):,} skipped, because they changed before that")
+    skipped = f"; {len(done.left):,} skipped" if done.left else ""
+    click.echo(f"done: {effect_of(order, done.moved)}{skipped}")
     return not done.left
 
 

@@ -1,6 +1,6 @@
 """User-written functions that the trainer calls: priorities of trained groups, and further metrics of evaluations."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,13 @@ class Priorities:
     path: str
 
     def of(self, batch: Batch) -> list[float]:
-        """One priority for each group of the batch. Raises `ConfigError` for any other result."""
-        priorities = list(self.function(batch))
+        """One priority for each group of the batch. Raises `ConfigError` for any other number of them."""
+        returned = self.function(batch)
+        if not isinstance(returned, Iterable):
+            raise ConfigError(
+                f'[trainer] priorities = "{self.path}": it returned a {type(returned).__name__}, not priorities'
+            )
+        priorities = list(returned)
         if len(priorities) != len(batch.group_ids):
             raise ConfigError(
                 f'[trainer] priorities = "{self.path}": it returned {len(priorities)} priorities for '

@@ -1,9 +1,9 @@
 """Stores recorded calls as segments of a sample in the buffer. Pure.
 
 Until a sample is finished, each segment holds one call, in the order of the answers. A segment's prompt holds only the
-tokens that the call added to its parent's, and the array `call` holds the other facts. The prompt is never empty, since
-a part without a prompt continues the part before it: if the call adds no tokens, the prompt holds one token that is not
-counted.
+tokens that the call added to its parent's, and the array `call` holds the other facts. The prompt is never empty: when
+samples are stored in parts, a segment without a prompt continues the segment before it. If the call adds no tokens, the
+prompt holds one token that is not counted.
 """
 
 from collections.abc import Mapping

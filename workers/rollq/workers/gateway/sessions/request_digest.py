@@ -72,7 +72,7 @@ def repeats_turn(message: Message, turn: Turn, stop_text: str | None) -> bool:
 
 
 def shown_content(turn: Turn, stop_text: str | None) -> str:
-    """A turn's text for a client, up to the stop text; the model's whole text if a call cannot be parsed. If the turn
+    """A turn's text for a client, up to the stop text; with the text of calls if one cannot be parsed. If the turn
     has calls, the text has no white space around it."""
     content = turn.text if len(turn.well_formed) < len(turn.calls) else turn.content
     if stop_text is not None:
