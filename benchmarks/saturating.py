@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from benchmarks.world import TASK
+from rollq.producer.prompt_order import Shuffle
 from rollq.workers.seeds import sample_seed
 
 if TYPE_CHECKING:
@@ -41,6 +42,13 @@ def _load(name: str) -> Any:
     sys.modules[full] = module_from_spec(spec)
     spec.loader.exec_module(sys.modules[full])
     return sys.modules[full]
+
+
+class KnownPrompts(Shuffle):
+    """The usual order, as a custom one: rollq keeps statistics of the prompts for it."""
+
+    def __init__(self, task: object) -> None:
+        """A custom order gets the task's settings."""
 
 
 if TYPE_CHECKING:

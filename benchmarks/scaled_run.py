@@ -33,6 +33,7 @@ BATCH_GROUPS = 64
 SAMPLES = GROUP_SIZE * BATCH_GROUPS
 PROMPTS = 20_000
 PROMPT_TOKENS = 2
+KNOWN_ORDER = "benchmarks.saturating.KnownPrompts"
 START_S = 120.0
 """The longest time for workers to start, in seconds."""
 CREATE_RUN = """
@@ -206,15 +207,15 @@ class Roles:
         path = self.folder / f"{name}.toml"
         task = {
             "prompts": "prompts.jsonl",
-            "answer_field": "",
+            "rows.answer_field": "",
             "judge": "benchmarks.saturating.judge",
             "batch_groups": self.plan.batch_groups,
             "group_size": self.plan.group_size,
             "max_staleness": self.plan.max_staleness,
             "max_tokens": max(self.plan.lengths),
-            "partial_rollout": self.plan.partial_rollout,
-            "prompt_stats": self.plan.known_prompts is not None,
-            **({} if self.spread is None else {"spread": self.spread}),
+            "staleness.partial_rollout": self.plan.partial_rollout,
+            **({} if self.plan.known_prompts is None else {"curriculum.prompt_order": KNOWN_ORDER}),
+            **({} if self.spread is None else {"limits.spread": self.spread}),
         }
         head = [f'run = "{RUN}"', "[redis]", f'buffer_url = "{self.url}"', f"[tasks.{TASK}]"]
         path.write_text("\n".join([*head, *(f"{key} = {json.dumps(value)}" for key, value in task.items()), *lines]))
