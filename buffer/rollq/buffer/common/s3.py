@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/(?!\.{1,2}(?:/|\Z))[\w.=+@-]+)*)/?")
 """`s3://bucket/prefix`."""
 RETRIES, RETRY_S = 4, 60.0
+ENDPOINT = re.compile(r"https?://(?:[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::\d+)?(?:/[\w.~/-]*)?", re.ASCII)
+"""The URL of a store. obstore panics at some other URLs."""
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 """The environment variables that may have the URL of the store; the first that is set counts."""
 
@@ -37,7 +39,7 @@ def open_bucket(url: str, timeouts: "ClientConfig", *, what: str, retries: int =
     variable = next(filter(os.environ.get, ENDPOINTS), "")
     endpoint = os.environ.get(variable, "https://")
     if variable and not _is_endpoint(endpoint):
-        raise ConfigError(f"{variable} is {endpoint!r}: it must begin with http:// or https://, and name a host")
+        raise ConfigError(f"{variable} must begin with http:// or https://, and have a host, as in https://store:9000")
     try:
         return S3Store(
             found[1],
@@ -52,7 +54,6 @@ def open_bucket(url: str, timeouts: "ClientConfig", *, what: str, retries: int =
 
 def _is_endpoint(url: str) -> bool:
     try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
+        return ENDPOINT.fullmatch(url) is not None and urlsplit(url).port != 0
+    except ValueError:  # a port above 65535, or no IPv6 address between brackets
         return False
