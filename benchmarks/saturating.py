@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.world import TASK
 from rollq.producer.prompt_order import Shuffle
-from rollq.workers.seeds import sample_seed
+from rollq.workers.seeds import sample_seed, turn_seed
 
 if TYPE_CHECKING:
     from rollq.workers.engines.protocol import Completion, Request
@@ -88,14 +88,23 @@ class SampleNumbers:
         self._known: dict[int, tuple[int, int]] = {}
         self._attempts = 0
 
-    def of(self, seed: int) -> tuple[int, int]:
-        """The id of the group, and the index of the sample in it."""
-        while seed not in self._known and self._attempts < MAX_ATTEMPTS:
+    def of(self, seed: int, made_tokens: int = 0) -> tuple[int, int]:
+        """The id of the group, and the index of the sample in it. A sample that is continued after `made_tokens` tokens
+        has another seed."""
+        while not self._is_known(seed, made_tokens) and self._attempts < MAX_ATTEMPTS:
             self._attempts += 1
             for group_id in range(1, MAX_SAMPLES // self._group_size + 1):
                 for index in range(self._group_size):
                     self._known[sample_seed(RUN_SEED, TASK, group_id, index, self._attempts)] = group_id, index
         return self._known[seed]
+
+    def _is_known(self, seed: int, made_tokens: int) -> bool:
+        """Whether the seed is found. Groups of low numbers, which come first, take the least time."""
+        if seed not in self._known and made_tokens:
+            samples = (sample for first, sample in self._known.items() if turn_seed(first, made_tokens) == seed)
+            if (sample := next(samples, None)) is not None:
+                self._known[seed] = sample
+        return seed in self._known
 
 
 class SaturatingEngine(simulated.SimulatedEngine):
@@ -112,16 +121,18 @@ class SaturatingEngine(simulated.SimulatedEngine):
 
     async def generate(self, request: "Request") -> "Completion":
         """Like `SimulatedEngine.generate`, but records the group and the index."""
-        assert request.sampling.seed is not None
-        group_id, index = self._numbers.of(request.sampling.seed)
+        group_id, index = self._sample_of(request)
         self._record.write(f"{time.monotonic()} asked {group_id}/{index}\n")
         return await super().generate(request)
 
     def _length_of(self, request: "Request") -> int:
-        assert request.sampling.seed is not None
         if self._by_row:
             return sample_length(row_of(request.prompt_ids.tolist()), 0, self._settings.lengths)
-        return sample_length(*self._numbers.of(request.sampling.seed), self._settings.lengths)
+        return sample_length(*self._sample_of(request), self._settings.lengths)
+
+    def _sample_of(self, request: "Request") -> tuple[int, int]:
+        assert request.sampling.seed is not None
+        return self._numbers.of(request.sampling.seed, 0 if request.prefix_ids is None else len(request.prefix_ids))
 
 
 def prompt_ids(row: int) -> list[int]:

@@ -7,7 +7,7 @@ from benchmarks.scaled_run import Gpu, Step, rate
 from benchmarks.scaling import SPEEDS, fastest_s, heavy_tail, step_bound_s
 from benchmarks.world import TASK
 
-from rollq.workers.seeds import sample_seed
+from rollq.workers.seeds import sample_seed, turn_seed
 
 TEXT = "10.0 running 0\n11.0 asked 1/0\n11.0 running 1\n12.0 running 2\n14.0 running 0\n15.0 asked 2/7\n16.0 runn"
 
@@ -38,6 +38,7 @@ def test_a_sample_is_as_long_in_every_attempt_and_siblings_differ() -> None:
     numbers = SampleNumbers(GROUP_SIZE)
     for attempt in (2, 1):
         assert numbers.of(sample_seed(0, TASK, 17, 3, attempt)) == (17, 3)
+        assert numbers.of(turn_seed(sample_seed(0, TASK, 17, 3, attempt), 256), 256) == (17, 3)
     lengths = range(1, 100_000)
     assert len({sample_length(17, index, lengths) for index in range(8)}) == 8
 
