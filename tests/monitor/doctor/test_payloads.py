@@ -79,7 +79,7 @@ def test_a_run_whose_payloads_are_elsewhere_is_an_error(
     assert (finding.level, "has nothing of this run" in finding.message) == (Level.ERROR, True)
     assert files(other) == set()
     finding = examined(outsider, PayloadSettings())
-    assert (finding.level, "set payloads.url, or ROLLQ_PAYLOADS_URL" in finding.message) == (Level.ERROR, True)
+    assert (finding.level, "set payloads.url as for its other roles" in finding.message) == (Level.ERROR, True)
 
 
 def test_a_run_without_payloads_elsewhere_needs_no_check(outsider: Buffer, tmp_path: Path) -> None:
