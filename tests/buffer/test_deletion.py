@@ -158,7 +158,7 @@ def test_a_deletion_that_died_keeps_roles_out_and_is_ended_by_another_one(
 
 def test_a_run_with_payloads_elsewhere_is_not_deleted_without_them(world: World, queue: Queue) -> None:
     let_go(world)
-    with pytest.raises(ConfigError, match=r"set payloads.url, or ROLLQ_PAYLOADS_URL"):
+    with pytest.raises(ConfigError, match=r"set payloads.url as for its other roles"):
         Buffer(world.buffer.servers, world.buffer.run, Patience(), PayloadSettings()).delete_run(queue)
     assert world.buffer.tasks() == ["code", "math"]
 

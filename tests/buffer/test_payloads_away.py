@@ -399,9 +399,9 @@ def test_a_folder_that_is_not_mounted_is_away_and_its_payloads_are_not_gone(in_f
     (tmp_path / "shared").rename(tmp_path / "elsewhere")
     (tmp_path / "shared").mkdir()  # as a mount point is when nothing is mounted
     for call in (in_folder.buffer.fetch, in_folder.buffer.sizes_bytes):
-        with pytest.raises(ServerUnavailable, match=r"payloads\.url = .*everything of this run"):
+        with pytest.raises(ServerUnavailable, match=r"payloads\.url = .*all files of this run"):
             call(groups)
-    with pytest.raises(ServerUnavailable, match="everything of this run"):
+    with pytest.raises(ServerUnavailable, match="all files of this run"):
         in_folder.buffer.put([result(lease)])
     shutil.rmtree(tmp_path / "shared")
     (tmp_path / "elsewhere").rename(tmp_path / "shared")
@@ -421,7 +421,7 @@ def test_a_folder_that_is_not_mounted_gets_no_files(in_folder: World, tmp_path: 
     (tmp_path / "shared").rename(tmp_path / "elsewhere")
     (tmp_path / "shared").mkdir()
     for _ in range(3):
-        with pytest.raises(ServerUnavailable, match="everything of this run"):
+        with pytest.raises(ServerUnavailable, match="all files of this run"):
             in_folder.buffer.put([result(lease)])
     assert not list((tmp_path / "shared").iterdir())
 
@@ -439,7 +439,7 @@ def test_a_file_that_is_written_as_its_folder_goes_is_withdrawn(
         put(self, name, value)
 
     monkeypatch.setattr(files.Folder, "put", put_late)
-    with pytest.raises(ServerUnavailable, match="everything of this run"):
+    with pytest.raises(ServerUnavailable, match="all files of this run"):
         in_folder.buffer.put([result(lease)])
     assert not files_in(tmp_path / "shared")
 
