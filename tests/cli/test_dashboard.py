@@ -374,7 +374,7 @@ def test_what_a_trainer_wrote_beside_the_archive_is_served_with_the_tokens(
         assert "cannot be read" in broken["annotations"]
         assert broken["samples"][0]["parts"][0]["annotations"] == {}
     with serving("--url", server_url, "--run", buffer.run) as address:
-        assert "with url in [archive]" in ask(f"{address}/api/groups/math/1")[1]["annotations"]
+        assert "that sets url in [archive]" in ask(f"{address}/api/groups/math/1")[1]["annotations"]
 
 
 @pytest.mark.long
