@@ -35,14 +35,15 @@ REPORT = {
     "engine": "simulated", "state": "serving", "in_flight": 3, "samples_in_flight": 21, "capacity": 64, "host": "box",
     "pid": 4242, "tokens_per_s": 512.0, "groups": 40,
 }  # fmt: skip
+PIPE_BYTES = 1 << 16
 LEASED = 200
 """Groups that are admitted, leased and put in one go."""
 
 
 @contextmanager
 def serving(*arguments: str, token: str = "", name: str = "dashboard", files: int | None = None) -> Iterator[str]:
-    """`rollq dashboard`, or another command that serves pages, at a free port; it must end cleanly by SIGTERM. `files`
-    is the number of files that it may open."""
+    """`rollq dashboard`, or another command that serves pages, at a free port; it must end cleanly by SIGTERM, and log
+    less than a pipe takes. `files` is the number of files that it may open."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         process = fork(Path.cwd(), log, _serve, (name, *arguments, "--port", "0"), token, files)
@@ -61,6 +62,7 @@ def serving(*arguments: str, token: str = "", name: str = "dashboard", files: in
             assert process.exitcode == 0, text
             assert "Traceback" not in text, text
             assert "ERROR" not in text
+            assert len(text) < PIPE_BYTES
         finally:
             process.kill()
             process.join()

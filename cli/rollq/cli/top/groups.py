@@ -134,7 +134,7 @@ class Groups(ModalScreen[None]):
 
     def _make(self, order: GroupOrder, groups: list[GroupRecord]) -> None:
         outcome = self._order(order, groups, dry_run=False)
-        left = f"; {count(len(outcome.left), 'group')} had changed before that" if outcome.left else ""
+        left = f"; {count(len(outcome.left), 'group')} skipped" if outcome.left else ""
         self._on_screen(self._search, f"done: {effect_of(order, outcome.moved)}{left}")
 
     # -- on the screen

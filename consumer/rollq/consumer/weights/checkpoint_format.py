@@ -1,7 +1,10 @@
-"""Weights under their names and shapes in files.
+"""Weights under their names and shapes in files: gathered from all ranks, and converted.
 
 transformers fuses, renames and transposes tensors when it loads a model: the experts of a layer, one tensor each in
 files, are one tensor in memory. Engines expect the form of files, so models are converted before they are published.
+
+Invariant: each rank of a sharded model holds its shards, and the parts of one file tensor at a time. All ranks gather
+the same tensors in the same order, even if rank 0 fails to convert or write them.
 """
 
 import re

@@ -1,8 +1,4 @@
-"""A model's tensors on their way to files: written whole, one after another, under their names in files.
-
-Invariant: each rank of a sharded model holds its shards, and the parts of one file tensor at a time. All ranks gather
-the same tensors in the same order, even if rank 0 fails to convert or write them.
-"""
+"""A model's tensors on their way to files: written whole, one after another, under their names in files."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
